@@ -18,7 +18,7 @@ from reducer_tools.nccl.check import _bytes
 from reducer_tools.nccl.counters import Counted, count
 from reducer_tools.nccl.rank import RankSpec, StepResult
 from reducer_tools.nccl.report import Report
-from reducer_tools.nccl.trial import Trial, TrialError
+from reducer_tools.nccl.trial import TrialError, start_trial
 from tests.support.cluster import run_cli
 from tests.support.libraries import compile_library, nccl_of_version
 from tests.support.nccl_job import start, values
@@ -264,7 +264,7 @@ def test_a_rank_whose_process_ends_is_the_culprit(
         monkeypatch.setenv(name, value)
     places = [RankSpec(NCCL_PLUGIN, 10, 10, rank, 2, SIZE) for rank in range(2)]
     others = set(active_children())
-    with Trial(places, 60) as trial:
+    with pytest.raises(TrialError) as caught, start_trial(places, 60) as trial:
         ranks = sorted({*active_children()} - others, key=lambda process: process.pid or 0)
         trial.init()
         trial.connect()
@@ -272,8 +272,7 @@ def test_a_rank_whose_process_ends_is_the_culprit(
             trial.all_reduce()
         ranks[1].kill()
         ranks[1].join()
-        with pytest.raises(TrialError) as caught:
-            trial.close() if step == "close" else trial.all_reduce()
+        trial.close() if step == "close" else trial.all_reduce()
     assert caught.value.step == step
     assert caught.value.culprit.error == "the process was killed by SIGKILL"
 

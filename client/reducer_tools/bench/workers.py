@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 import traceback
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,13 +14,10 @@ from reducer_client.config import Settings
 from reducer_tools.bench.events import Event
 from reducer_tools.bench.rank import Emit, measure
 from reducer_tools.bench.sweep import Sweep
-from reducer_tools.children import describe_exit, stay_with
+from reducer_tools.children import Worker, describe_exit, start_workers
 
 # Seconds after the first failure in which the other ranks may report their failures.
 _GRACE = 3.0
-_EXIT = 10.0
-
-_Worker = tuple[BaseProcess, Connection]
 
 
 class WorkerError(RuntimeError):
@@ -54,38 +48,13 @@ def run_workers(settings: Settings, sweep: Sweep, emit: Emit, progress: bool) ->
     Raises:
         WorkerError: a worker died or failed.
     """
-    with _started(settings, sweep, progress) as workers:
+    ranks = range(settings.world_size)
+    arguments = [(replace(settings, rank=rank), sweep, progress) for rank in ranks]
+    with start_workers(_work, arguments) as workers:
         return _collect(workers, emit)
 
 
-@contextmanager
-def _started(settings: Settings, sweep: Sweep, progress: bool) -> Generator[list[_Worker]]:
-    """Start the worker processes; on any exit from the block they are killed and reaped."""
-    context = multiprocessing.get_context("spawn")
-    workers: list[_Worker] = []
-    try:
-        for rank in range(settings.world_size):
-            here, there = context.Pipe(duplex=False)
-            arguments = (replace(settings, rank=rank), sweep, there, os.getpid(), progress)
-            process = context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
-            there.close()
-            workers.append((process, here))
-        yield workers
-        for worker, _ in workers:
-            worker.join(_EXIT)
-    finally:
-        for worker, connection in workers:
-            worker.kill()
-            worker.join()
-            connection.close()
-
-
-def _work(
-    settings: Settings, sweep: Sweep, connection: Connection, parent: int, progress: bool
-) -> None:
-    stay_with(parent)
-
+def _work(connection: Connection, settings: Settings, sweep: Sweep, progress: bool) -> None:
     def emit(event: Event) -> None:
         if settings.rank == 0 and (progress or event.lasting):
             connection.send(event)
@@ -98,7 +67,7 @@ def _work(
         connection.send(_Failure(traceback.format_exc()))
 
 
-def _collect(workers: Sequence[_Worker], emit: Emit) -> int:
+def _collect(workers: Sequence[Worker], emit: Emit) -> int:
     running = {connection: rank for rank, (_, connection) in enumerate(workers)}
     failures: dict[int, _Failure] = {}
     deadline: float | None = None
@@ -131,8 +100,7 @@ def _receive(connection: Connection, process: BaseProcess) -> Event | _Done | _F
     try:
         message: Event | _Done | _Failure = connection.recv()
     except (EOFError, ConnectionError):
-        process.join(_EXIT)
-        return _Failure(f"the worker (pid {process.pid}) {describe_exit(process.exitcode)}")
+        return _Failure(f"the worker (pid {process.pid}) {describe_exit(process)}")
     return message
 
 

@@ -13,7 +13,6 @@ class WorkerSettings:
 
     rank: int
     world_size: int
-    parent: int
     addresses: list[str]
     folder: str
     epochs: int

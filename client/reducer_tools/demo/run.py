@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 
 from reducer_client.local import local_reducers
+from reducer_tools.children import Worker, start_workers
 from reducer_tools.demo import report
 from reducer_tools.demo.display import Display, open_display
 from reducer_tools.demo.messages import RUNS, Failure, Progress, RunResult, WorkerSettings
-
-_Workers = list[tuple[BaseProcess, Connection]]
 
 
 class DemoError(RuntimeError):
@@ -39,38 +33,18 @@ def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> 
     with local_reducers(reducers) as addresses, tempfile.TemporaryDirectory() as folder:
         print(f"{reducers} reducers at {', '.join(addresses)}; {workers} DDP workers", flush=True)
         _save_digits(Path(folder))
-        settings_by_rank = [
-            WorkerSettings(rank, workers, os.getpid(), addresses, folder, epochs)
-            for rank in range(workers)
+        arguments = [
+            (WorkerSettings(rank, workers, addresses, folder, epochs),) for rank in range(workers)
         ]
-        with _start(settings_by_rank) as started, open_display(sys.stdout, RUNS, epochs) as display:
+        with (
+            start_workers(_work, arguments) as started,
+            open_display(sys.stdout, RUNS, epochs) as display,
+        ):
             results = _collect(started, display)
     return _show(results, out)
 
 
-@contextmanager
-def _start(settings_by_rank: list[WorkerSettings]) -> Generator[_Workers]:
-    """Start the worker processes; on any exit from the block they are killed and reaped."""
-    context = multiprocessing.get_context("spawn")
-    started: _Workers = []
-    try:
-        for settings in settings_by_rank:
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(settings, there), daemon=True)
-            process.start()
-            there.close()
-            started.append((process, here))
-        yield started
-        for worker, _ in started:
-            worker.join(10.0)
-    finally:
-        for worker, connection in started:
-            worker.kill()
-            worker.join()
-            connection.close()
-
-
-def _work(settings: WorkerSettings, connection: Connection) -> None:
+def _work(connection: Connection, settings: WorkerSettings) -> None:
     from reducer_tools.demo.worker import main  # imports torch, which only workers need
 
     main(settings, connection)
@@ -84,7 +58,7 @@ def _save_digits(folder: Path) -> None:
     np.savez(folder / "digits.npz", images=digits.images, labels=digits.target)
 
 
-def _collect(started: _Workers, display: Display) -> dict[str, list[RunResult]]:
+def _collect(started: list[Worker], display: Display) -> dict[str, list[RunResult]]:
     results: dict[str, list[RunResult]] = {run: [] for run in RUNS}
     reading = {connection: rank for rank, (_, connection) in enumerate(started)}
     missing = len(RUNS) * len(started)

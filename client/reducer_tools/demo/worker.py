@@ -19,7 +19,6 @@ import reducer_client
 import reducer_client.torch
 from reducer_client import Group
 from reducer_client.config import keep_gloo_on_loopback
-from reducer_tools.children import stay_with
 from reducer_tools.demo.messages import RUNS, Failure, Progress, RunResult, WorkerSettings
 
 _TRAINING_IMAGES = 1440
@@ -28,7 +27,6 @@ _BATCH = 24
 
 def main(settings: WorkerSettings, connection: Connection) -> None:
     """The main function of a worker process."""
-    stay_with(settings.parent)
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     try:

@@ -16,7 +16,7 @@ from reducer_tools.nccl.installed import NotFoundError, find_nccl
 from reducer_tools.nccl.library import Library, find_library
 from reducer_tools.nccl.rank import SUMMED, RankSpec, StepResult, payload
 from reducer_tools.nccl.report import Report
-from reducer_tools.nccl.trial import Trial, TrialError
+from reducer_tools.nccl.trial import Trial, TrialError, start_trial
 from reducer_tools.nccl.versions import NEWEST, Version, refusal
 
 # Seconds for starting processes and summing arrays.
@@ -82,7 +82,7 @@ def _try(report: Report, options: CheckOptions, library: Library, seconds: float
         for rank in range(options.ranks)
     ]
     try:
-        with Trial(specs, seconds) as trial:
+        with start_trial(specs, seconds) as trial:
             _run_steps(report, options, trial)
     except TrialError as error:
         culprit = error.culprit

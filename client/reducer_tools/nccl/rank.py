@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from reducer_tools.children import stay_with
 from reducer_tools.nccl.structs import TYPES
 from reducer_tools.nccl.tables import CollNet, NcclError, Net
 
@@ -66,9 +65,8 @@ class StepResult:
     lines: tuple[tuple[str, str], ...] = ()
 
 
-def work(connection: Connection, parent: int, spec: RankSpec) -> None:
+def work(connection: Connection, spec: RankSpec) -> None:
     """The main function of the process. Between two steps it waits for the parent."""
-    stay_with(parent)
     net, coll = Net(spec.library, spec.net), CollNet(spec.library, spec.coll)
     step = "init"
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from reducer_tools.children import describe_exit
+from reducer_tools.children import EXIT_SECONDS, Worker, describe_exit, start_workers
 from reducer_tools.nccl.rank import RankSpec, StepResult, work
-
-_EXIT_SECONDS = 10.0
 
 
 class TrialError(Exception):
@@ -35,22 +31,22 @@ class TrialError(Exception):
         return next((result for result in failed if result.ended), failed[0])
 
 
+@contextmanager
+def start_trial(specs: Sequence[RankSpec], seconds: float) -> Generator[Trial]:
+    """Start the ranks, which have ``seconds`` for each step. On exit all processes end."""
+    with start_workers(work, [(spec,) for spec in specs], duplex=True) as ranks:
+        yield Trial(ranks, seconds)
+
+
 class Trial:
-    """The ranks of one trial. On exit the context manager ends all processes.
+    """The ranks of one trial.
 
     Call the steps in the order of the methods. Each step raises TrialError if it fails on a rank.
     """
 
-    def __init__(self, specs: Sequence[RankSpec], seconds: float) -> None:
+    def __init__(self, ranks: Sequence[Worker], seconds: float) -> None:
+        self._ranks = ranks
         self._seconds = seconds
-        context = multiprocessing.get_context("spawn")
-        self._ranks: list[tuple[BaseProcess, Connection]] = []
-        for spec in specs:
-            here, there = context.Pipe()
-            process = context.Process(target=work, args=(there, os.getpid(), spec), daemon=True)
-            process.start()
-            there.close()
-            self._ranks.append((process, here))
 
     def init(self) -> list[StepResult]:
         """Step 1: every rank loads the library and calls init."""
@@ -71,7 +67,7 @@ class Trial:
         self._send("close", None)
         self._receive("close")
         for process, _ in self._ranks:
-            process.join(_EXIT_SECONDS)
+            process.join(EXIT_SECONDS)
             if process.exitcode != 0:
                 raise TrialError("close", [_ended("close", process)])
 
@@ -105,16 +101,6 @@ class Trial:
             return _ended(step, process)
         return result
 
-    def __enter__(self) -> Trial:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for process, connection in self._ranks:
-            process.kill()
-            process.join()
-            connection.close()
-
 
 def _ended(step: str, process: BaseProcess) -> StepResult:
-    process.join(_EXIT_SECONDS)
-    return StepResult(step, error=f"the process {describe_exit(process.exitcode)}", ended=True)
+    return StepResult(step, error=f"the process {describe_exit(process)}", ended=True)
