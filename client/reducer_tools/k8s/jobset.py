@@ -5,18 +5,23 @@ The JobSet ends when its workers have ended.
 
 from __future__ import annotations
 
+from typing import Any
+
 from reducer_tools.k8s.pod import (
     Manifest,
     container_port,
     environment,
+    indexed_job,
     key_environment,
     key_mounts,
     key_volumes,
+    network_policy,
     pod_template,
 )
 from reducer_tools.k8s.settings import PORT, Reducers, Workers
 
 REDUCERS = "reducers"
+AFTER_REDUCERS = [{"name": REDUCERS, "status": "Ready"}]
 WORKERS = "workers"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -58,22 +63,26 @@ def _reducer_job(reducers: Reducers) -> Manifest:
     labels = {"app.kubernetes.io/name": "reducer"}
     settings = {"REDUCER_DRAINED_STATUS": _DRAINED_STATUS}
     pod = pod_template(reducers, labels, settings, restartPolicy="OnFailure")
-    return {
-        "name": REDUCERS,
-        "replicas": 1,
-        "template": {
-            "spec": {
-                "completionMode": "Indexed",
-                "completions": reducers.replicas,
-                "parallelism": reducers.replicas,
-                "backoffLimit": 1000,
-                "template": pod,
-            }
-        },
+    return indexed_job(REDUCERS, reducers.replicas, 1000, pod)
+
+
+def worker_pod(
+    name: str, reducers: Reducers, workers: Workers, variables: list[Manifest], **more: Any
+) -> Manifest:
+    """The spec of a worker's pod. ``more`` are further fields of its container, ``name``."""
+    container = {
+        "name": name,
+        "image": workers.image,
+        "command": list(workers.command),
+        "env": [*_worker_environment(reducers), *variables],
+        **more,
+        **_gpu_resources(workers),
+        **key_mounts(reducers),
     }
+    return {"enableServiceLinks": False, "containers": [container], **key_volumes(reducers)}
 
 
-def worker_environment(reducers: Reducers) -> list[Manifest]:
+def _worker_environment(reducers: Reducers) -> list[Manifest]:
     """The variables by which a worker finds the reducers of its JobSet, whatever its name."""
     name = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOBSET_LABEL}']"}}
     hosts = [f"{_JOBSET}-{REDUCERS}-0-{index}.{_JOBSET}" for index in range(reducers.replicas)]
@@ -89,38 +98,13 @@ def worker_environment(reducers: Reducers) -> list[Manifest]:
 
 
 def _worker_job(reducers: Reducers, workers: Workers) -> Manifest:
-    container = {
-        "name": "worker",
-        "image": workers.image,
-        "command": list(workers.command),
-        "env": [*worker_environment(reducers), *_torchrun(workers)],
-        "ports": [container_port("torch", _MASTER_PORT)],
-        **gpu_resources(workers),
-        **key_mounts(reducers),
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "enableServiceLinks": False,
-        "containers": [container],
-        **key_volumes(reducers),
-    }
-    return {
-        "name": WORKERS,
-        "replicas": 1,
-        "dependsOn": [{"name": REDUCERS, "status": "Ready"}],
-        "template": {
-            "spec": {
-                "completionMode": "Indexed",
-                "completions": workers.count,
-                "parallelism": workers.count,
-                "backoffLimit": 0,
-                "template": {"spec": pod},
-            }
-        },
-    }
+    ports = [container_port("torch", _MASTER_PORT)]
+    pod = worker_pod("worker", reducers, workers, _torchrun(workers), ports=ports)
+    template = {"spec": {"restartPolicy": "Never", **pod}}
+    return indexed_job(WORKERS, workers.count, 0, template, dependsOn=AFTER_REDUCERS)
 
 
-def gpu_resources(workers: Workers) -> Manifest:
+def _gpu_resources(workers: Workers) -> Manifest:
     if not workers.gpus:
         return {}
     return {"resources": {"limits": {"nvidia.com/gpu": str(workers.gpus)}}}
@@ -142,19 +126,5 @@ def _torchrun(workers: Workers) -> list[Manifest]:
 def _network_policy(reducers: Reducers, metadata: Manifest) -> Manifest:
     """Allow connections from pods of this JobSet, and none from reducers, which open none."""
     own = {_JOBSET_LABEL: reducers.name}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata,
-        "spec": {
-            "podSelector": {"matchLabels": {**own, _PART_LABEL: REDUCERS}},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [
-                {
-                    "from": [{"podSelector": {"matchLabels": own}}],
-                    "ports": [{"protocol": "TCP", "port": PORT}],
-                }
-            ],
-            "egress": [],
-        },
-    }
+    peer = {"podSelector": {"matchLabels": own}}
+    return network_policy(metadata, {**own, _PART_LABEL: REDUCERS}, [(peer, PORT)])

@@ -96,6 +96,44 @@ def _probe(path: str, **more: int) -> Manifest:
     return {"httpGet": {"path": path, "port": "metrics"}, **more}
 
 
+def indexed_job(name: str, pods: int, backoff_limit: int, pod: Manifest, **more: Any) -> Manifest:
+    """A replicated job of a JobSet whose pods have numbers; ``more`` are further fields of it."""
+    return {
+        "name": name,
+        "replicas": 1,
+        **more,
+        "template": {
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": pods,
+                "parallelism": pods,
+                "backoffLimit": backoff_limit,
+                "template": pod,
+            }
+        },
+    }
+
+
+def network_policy(
+    metadata: Manifest, labels: dict[str, str], ports_by_peer: list[tuple[Manifest, int]]
+) -> Manifest:
+    """Admit each of these peers to a port of the pods with ``labels``, which open no connection."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata,
+        "spec": {
+            "podSelector": {"matchLabels": labels},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {"from": [peer], "ports": [{"protocol": "TCP", "port": port}]}
+                for peer, port in ports_by_peer
+            ],
+            "egress": [],
+        },
+    }
+
+
 def container_port(name: str, number: int) -> Manifest:
     return {"name": name, "containerPort": number, "protocol": "TCP"}
 

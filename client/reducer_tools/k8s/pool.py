@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reducer_tools.k8s.pod import Manifest, pod_template
+from reducer_tools.k8s.pod import Manifest, network_policy, pod_template
 from reducer_tools.k8s.settings import METRICS_PORT, PORT, Reducers
 
 DEFAULT_NAMESPACE = "default"
@@ -97,22 +97,12 @@ def _network_policy(reducers: Reducers) -> Manifest:
     Reducers may open no connections, and need none.
     """
     workers = {"podSelector": {"matchLabels": {"reducer-pool": reducers.name}}}
-    ingress = [{"from": [workers], "ports": [{"protocol": "TCP", "port": PORT}]}]
+    ports_by_peer: list[tuple[Manifest, int]] = [(workers, PORT)]
     if reducers.monitoring_namespace:
         label = {"kubernetes.io/metadata.name": reducers.monitoring_namespace}
         monitors = {"namespaceSelector": {"matchLabels": label}}
-        ingress.append({"from": [monitors], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(reducers),
-        "spec": {
-            "podSelector": {"matchLabels": _labels(reducers)},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": [],
-        },
-    }
+        ports_by_peer.append((monitors, METRICS_PORT))
+    return network_policy(_metadata(reducers), _labels(reducers), ports_by_peer)
 
 
 def _worker_settings(reducers: Reducers) -> Manifest:

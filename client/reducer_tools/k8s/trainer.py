@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reducer_tools.k8s.jobset import REDUCERS, gpu_resources, jobset_spec, worker_environment
-from reducer_tools.k8s.pod import Manifest, key_mounts, key_volumes
+from reducer_tools.k8s.jobset import AFTER_REDUCERS, jobset_spec, worker_pod
+from reducer_tools.k8s.pod import Manifest
 from reducer_tools.k8s.settings import Reducers, Workers
 
 
@@ -32,18 +32,10 @@ def _node_job(reducers: Reducers, workers: Workers) -> Manifest:
     Trainer recognizes the job, the container and the label by their names. It fills in the number
     of workers, their command and torchrun's variables.
     """
-    container = {
-        "name": "node",
-        "image": workers.image,
-        "command": list(workers.command),
-        "env": worker_environment(reducers),
-        **gpu_resources(workers),
-        **key_mounts(reducers),
-    }
-    pod = {"enableServiceLinks": False, "containers": [container], **key_volumes(reducers)}
+    pod = worker_pod("node", reducers, workers, [])
     return {
         "name": "node",
-        "dependsOn": [{"name": REDUCERS, "status": "Ready"}],
+        "dependsOn": AFTER_REDUCERS,
         "template": {
             "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
             "spec": {"template": {"spec": pod}},
