@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 
@@ -12,37 +14,36 @@ _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
-def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A click callback: a size in bytes. Ends with exit status 2 if the text is not a size."""
-    if value is None:
-        return None
-    try:
-        return parse_bytes(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; got {value!r}") from None
+Value = TypeVar("Value")
+Callback = Callable[[click.Context, click.Parameter, str | None], Value | None]
 
 
-def seconds_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A click callback: a time in seconds. Ends with exit status 2 if the text is not a time."""
-    if value is None:
-        return None
-    try:
-        return parse_seconds(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; got {value!r}") from None
+def _option(parse: Callable[[str], Value]) -> Callback[Value]:
+    """A click callback: the value of an option's text, None without a text.
 
-
-def count_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A click callback: the number of parameters in text such as ``"340M"`` or ``"7B"`` (decimal).
-
-    Ends with exit status 2 if the text is not such a number.
+    Ends with exit status 2 if ``parse`` raises ValueError.
     """
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMBGT]?)", value.strip().upper())
+
+    def callback(ctx: click.Context, param: click.Parameter, text: str | None) -> Value | None:
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}; got {text!r}") from None
+
+    return callback
+
+
+def parse_count(text: str) -> int:
+    """The number of parameters in text such as ``"340M"`` or ``"7B"`` (decimal).
+
+    Raises ValueError for other text.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMBGT]?)", text.strip().upper())
     count = round(float(match[1]) * _DECIMAL[match[2]]) if match else 0
     if count < 1:
-        raise click.BadParameter(f"expected a number such as 340M or 7B; got {value!r}")
+        raise ValueError("expected a number such as 340M or 7B")
     return count
 
 
@@ -60,3 +61,8 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError("expected bytes from 1, such as 4096, 4K, 64M, 1G or 64MB")
     return size
+
+
+size_option = _option(parse_bytes)
+seconds_option = _option(parse_seconds)
+count_option = _option(parse_count)
