@@ -9,7 +9,7 @@ import sys
 import click
 
 from reducer.cli.addresses import status_addresses
-from reducer.status.ask import StatusError, ask_all
+from reducer.status.ask import ask_all
 from reducer.status.summary import summarize
 from reducer.status.table import as_text
 
@@ -35,13 +35,11 @@ def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
     answer.
     """
     asked = status_addresses(addresses)
-    answers = dict(zip(asked, ask_all(asked, timeout), strict=True))
-    errors = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
-    found = {a: answer for a, answer in answers.items() if not isinstance(answer, StatusError)}
-    summary = summarize(found)
+    answers, errors = ask_all(asked, timeout)
+    summary = summarize(answers)
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(summary), "errors": errors}))
-    elif found:
+    elif answers:
         click.echo(as_text(summary))
     for text in errors.values():
         click.echo(f"Error: {text}", err=True)

@@ -39,17 +39,22 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, port or DEFAULT_PORT
 
 
-def ask_all(addresses: Sequence[str], seconds: float) -> list[dict[str, Any] | StatusError]:
-    """The answer of each address, or the error. Up to 32 addresses are asked at the same time."""
+def ask_all(
+    addresses: Sequence[str], seconds: float
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The answers, and the texts of the errors, both by address.
 
-    def one(address: str) -> dict[str, Any] | StatusError:
-        try:
-            return ask(address, seconds)
-        except StatusError as error:
-            return error
-
+    Up to 32 addresses are asked at the same time.
+    """
+    answers, errors = {}, {}
     with ThreadPoolExecutor(min(len(addresses), _MAX_AT_ONCE)) as pool:
-        return list(pool.map(one, addresses))
+        asked = [(address, pool.submit(ask, address, seconds)) for address in addresses]
+    for address, answer in asked:
+        try:
+            answers[address] = answer.result()
+        except StatusError as error:
+            errors[address] = str(error)
+    return answers, errors
 
 
 def ask(address: str, seconds: float) -> dict[str, Any]:

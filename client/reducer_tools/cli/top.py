@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reducer.cli.addresses import status_addresses
-from reducer.status.ask import StatusError, ask_all
+from reducer.status.ask import ask_all
 from reducer.status.summary import Summary, summarize
 from reducer_tools.cli.extras import need
 from reducer_tools.top.rates import Change, change
@@ -81,16 +81,11 @@ class _Watch:
         """Ask the reducers and return the picture to show."""
         from reducer_tools.top.display import picture
 
-        answers = dict(zip(self._addresses, ask_all(self._addresses, self._timeout), strict=True))
-        self.errors = {a: str(found) for a, found in answers.items() if _failed(found)}
-        now = summarize({a: f for a, f in answers.items() if not isinstance(f, StatusError)})
+        answers, self.errors = ask_all(self._addresses, self._timeout)
+        now = summarize(answers)
         happened: Change = change(self._before, now)
         self._before = now
         return picture(self._addresses, now, self.errors, happened)
-
-
-def _failed(found: object) -> bool:
-    return isinstance(found, StatusError)
 
 
 def _print_once(watch: _Watch, interval: float, console: Console) -> None:

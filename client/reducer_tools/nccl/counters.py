@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reducer.status.ask import DEFAULT_PORT, StatusError, ask_all
+from reducer.status.ask import DEFAULT_PORT, ask_all
 
 _PAUSE = 0.1
 
@@ -33,16 +33,9 @@ def metrics_addresses(reducers: Sequence[str]) -> list[str]:
 
 def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
     """Ask the reducers at these metrics addresses for their counters of the run with this id."""
-    answers = dict(zip(addresses, ask_all(addresses, seconds), strict=True))
-    unanswered = {
-        a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)
-    }
+    answers, unanswered = ask_all(addresses, seconds)
     # Two addresses may be the same reducer. The two start times identify a reducer.
-    told = {
-        (answer["started"], answer["started_at"]): answer
-        for answer in answers.values()
-        if not isinstance(answer, StatusError)
-    }
+    told = {(answer["started"], answer["started_at"]): answer for answer in answers.values()}
     parts = [part for answer in told.values() for part in _parts(answer, run)]
     received = sum(part["bytes_in"] for part in parts)
     sent = sum(part["bytes_out"] for part in parts)
