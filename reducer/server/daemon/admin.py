@@ -18,6 +18,7 @@ import re
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from reducer.server.sockets import BACKLOG
@@ -33,16 +34,6 @@ MAX_CONNECTIONS = 64
 MOST_WAITING = 48  # connections that wait for pages
 _JSON_DEPTH = 5  # of a job and of a run in the stats: "lanes", one of them, "core", "jobs"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d*)?")
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-
 
 # No type sniffing, no cache, no frames.
 _HEADERS = (
@@ -257,7 +248,7 @@ class Admin:
 async def _tell(writer: asyncio.StreamWriter, method: str, answer: Answer) -> None:
     """Send the answer."""
     lines = [
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
         f"Content-Type: {answer.content_type}",
         f"Content-Length: {len(answer.body)}",
         f"Content-Security-Policy: {answer.policy}",
