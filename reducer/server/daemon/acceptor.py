@@ -21,19 +21,18 @@ from typing import Any, cast
 
 from google_crc32c import value as crc32c
 
+from reducer.core.surface.frames import control_frame
 from reducer.log import RateLimit
 from reducer.server import file_descriptors
 from reducer.server.sockets import peer_name
 from reducer.wire import messages
-from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.codes import ErrorCode
 from reducer.wire.errors import BadFrameError, ProtocolVersionError
 from reducer.wire.header import (
     PREFACE_MAGIC,
     PREFACE_SIZE,
-    Header,
     Preface,
     PrefaceFlag,
-    pack_header,
     pack_preface,
     unpack_preface,
 )
@@ -174,7 +173,7 @@ class Acceptor:
             with contextlib.suppress(OSError), sock:
                 sock.setblocking(False)
                 text = f"this reducer cannot accept: {error.strerror}; raise its limit (ulimit -n)"
-                sock.send(self._error(ErrorCode.UNAVAILABLE, text))
+                sock.send(_error(ErrorCode.UNAVAILABLE, text))
         self._reserve = _open_reserve()
 
     def _rest(self, fd: int) -> None:
@@ -245,14 +244,14 @@ class Acceptor:
             return
         except BadFrameError as error:
             self._note("garbage", waiting, str(error))
-            self._refuse(waiting, self._error(ErrorCode.PROTOCOL, str(error)))
+            self._refuse(waiting, _error(ErrorCode.PROTOCOL, str(error)))
             return
         if not self._same_mode(waiting, preface):
             return
         if preface.lane >= self._lanes:
             text = f"lane {preface.lane} was asked for, this reducer has {self._lanes}"
             self._note("lane", waiting, text)
-            self._refuse(waiting, self._error(ErrorCode.PROTOCOL, text))
+            self._refuse(waiting, _error(ErrorCode.PROTOCOL, text))
             return
         if self._pass_socket(preface.lane, self._forget(waiting), waiting.data):
             self.passed += 1
@@ -272,7 +271,7 @@ class Acceptor:
         if not preface.flags:
             what = "key" if self._mode == "psk" else "certificate"
             self._note("plain", waiting, f"it has no {what}, and this reducer requires one")
-            self._refuse(waiting, self._error(ErrorCode.AUTHENTICATION, _NEEDS[self._mode]))
+            self._refuse(waiting, _error(ErrorCode.AUTHENTICATION, _NEEDS[self._mode]))
         elif preface.flags == PrefaceFlag.PSK:
             text = f"it asks for mode psk, and this reducer has no key (mode {self._mode})"
             self._note("keyless", waiting, text)
@@ -334,10 +333,9 @@ class Acceptor:
             more = f" ({held} more since the last such line)" if held else ""
             logger.warning("refused %s (%s): %s%s", peer, cause, text, more)
 
-    def _error(self, code: ErrorCode, text: str) -> bytes:
-        payload = messages.encode(messages.Error(code=code, message=text))
-        header = Header(MessageKind.ERROR, length=len(payload), payload_crc=crc32c(payload))
-        return pack_header(header, crc32c) + payload
+
+def _error(code: ErrorCode, text: str) -> bytes:
+    return control_frame(messages.Error(code=code, message=text), crc32c)
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
