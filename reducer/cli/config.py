@@ -8,6 +8,7 @@ import click
 
 from reducer.cli.options import config_options, effective
 from reducer.server import config
+from reducer.status.table import aligned
 
 
 @click.command("config")
@@ -27,6 +28,4 @@ def command(show_docs: bool, file: str | None, **given: Any) -> None:
         (name, table[name].format(getattr(found.config, name)), source)
         for name, source in found.sources.items()
     ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, value, source in rows:
-        click.echo(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+    click.echo("\n".join(aligned(rows, left=3)))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reducer.status.table import aligned
 from reducer_tools.demo.messages import RUNS, RunResult
 
 ACCURACY_TOLERANCE = 0.02
@@ -31,14 +32,8 @@ def format_table(results: Results) -> str:
     """An aligned table with one line for each run."""
     head = ("run", "loss", "accuracy", "gradients", "seconds", "last most often")
     rows = [head, *(_row(results[run]) for run in RUNS)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = []
-    for row in rows:
-        first = row[0].ljust(widths[0])
-        rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        lines.append("  ".join((first, *rest)))
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+    rules = tuple("-" * max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(aligned([head, rules, *rows[1:]], left=1))
 
 
 def draw_losses(results: Results, path: Path) -> None:
