@@ -101,7 +101,7 @@ def _describe_third(training: Training, third: Plain, target: Target) -> list[st
     servers = training.parameter_servers
     notes = [f"the third pool is {reducers}"]
     if servers is not None:
-        replaced = f"{servers.count} x {servers.hardware.machine}"
+        replaced = f"{servers.pool.replicas} x {servers.pool.machine}"
         notes = [f"{reducers} take the place of the parameter servers, {replaced}"]
     if not _SECURED & set(target.environment or ()):
         notes.append(
@@ -112,12 +112,12 @@ def _describe_third(training: Training, third: Plain, target: Target) -> list[st
 
 
 def _pool(training: Training, replicas: Replicas, target: Target) -> Plain:
-    hardware, config = replicas.hardware, replicas.config
-    machine: Plain = {"machineType": hardware.machine}
-    if hardware.accelerator is not None:
-        machine["acceleratorType"] = hardware.accelerator
-        machine["acceleratorCount"] = hardware.accelerators
-    pool: Plain = {"machineSpec": machine, "replicaCount": replicas.count}
+    own, config = replicas.pool, replicas.config
+    machine: Plain = {"machineType": own.machine}
+    if own.accelerator is not None:
+        machine["acceleratorType"] = own.accelerator
+        machine["acceleratorCount"] = own.accelerators
+    pool: Plain = {"machineSpec": machine, "replicaCount": own.replicas}
     disk = config.section("diskConfig") if config else None
     if disk is not None:
         pool["diskSpec"] = _present(

@@ -56,16 +56,13 @@ def break_even_ratio(workers: int, reducers: int, ring_step: float, step: float)
     return workers / reducers * (ring_step / step - 1)
 
 
-def check_price(field: str, price: float | None) -> None:
-    """Raise ValueError with field, expected and got for an invalid price. None means unknown."""
-    if price is not None and not 0 <= price <= 1e9:
-        raise ValueError(f"{field}: expected a price for an hour from 0, got {price:g}")
+def check_amount(field: str, what: str, amount: float | None) -> None:
+    """Raise ValueError with field, expected and got for an invalid amount. None means unknown.
 
-
-def check_seconds(field: str, seconds: float | None) -> None:
-    """Raise ValueError with field, expected and got for an invalid time. None means unknown."""
-    if seconds is not None and not 0 <= seconds <= 1e9:
-        raise ValueError(f"{field}: expected seconds from 0, got {seconds:g}")
+    ``what`` is what the amount counts: "seconds", or "a price for an hour".
+    """
+    if amount is not None and not 0 <= amount <= 1e9:
+        raise ValueError(f"{field}: expected {what} from 0, got {amount:g}")
 
 
 def check_overlap(overlap: float) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reducer_tools.planner.fields import Section, SpecError, describe
 from reducer_tools.planner.pools import Job, Pool
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """A Compute Engine machine type and the accelerators on it."""
 
     machine: str
@@ -24,20 +24,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Replicas:
-    """The replicas of one role of a job.
+    """The replicas of one role of a job, and the role's `...Config` section."""
 
-    ``path`` is the field that names the machine type, ``config`` the role's `...Config` section.
-    """
-
-    role: str
-    path: str
-    count: int
-    hardware: Hardware
+    pool: Pool
     config: Section | None = None
-
-    def as_pool(self) -> Pool:
-        at = self.hardware
-        return Pool(self.role, self.path, self.count, at.machine, at.accelerator, at.accelerators)
 
 
 @dataclass(frozen=True)
@@ -54,10 +44,7 @@ class Training:
     def as_job(self) -> Job:
         workers = [self.master, self.workers] if self.workers else [self.master]
         servers = self.parameter_servers
-        return Job(
-            tuple(replicas.as_pool() for replicas in workers),
-            servers.as_pool() if servers else None,
-        )
+        return Job(tuple(replicas.pool for replicas in workers), servers.pool if servers else None)
 
 
 MACHINES = {
@@ -119,7 +106,7 @@ def _fill_tier(section: Section, tier: str) -> tuple[Replicas, Replicas | None, 
     found = []
     for (role, prefix), row in zip(_ROLES, _TIERS[tier], strict=False):
         config, path = section.section(f"{prefix}Config"), section.at("scaleTier")
-        found.append(row and Replicas(role, path, row[0], MACHINES[row[1]], config))
+        found.append(row and Replicas(Pool(role, path, row[0], *MACHINES[row[1]]), config))
     master, workers, servers = found
     assert master is not None
     return master, workers, servers
@@ -146,7 +133,7 @@ def _read_role(section: Section, role: str, prefix: str) -> Replicas | None:
         return None
     if name is None:
         raise SpecError(path, f"a machine type with {prefix}Count", "none")
-    return Replicas(role, path, count, _read_hardware(path, name, config), config)
+    return Replicas(Pool(role, path, count, *_read_hardware(path, name, config)), config)
 
 
 def _read_hardware(path: str, name: str, config: Section | None) -> Hardware:

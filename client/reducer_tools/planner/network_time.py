@@ -41,8 +41,8 @@ def reducer_seconds(
     formula is the one for parameter servers in section 2 of the paper that `mixed_seconds` cites,
     with a separate rate for reducers.
     """
-    _check_workers(workers)
-    _check_reducers(reducers)
+    _check_count("workers", workers, _MOST_WORKERS)
+    _check_count("reducers", reducers, _MOST_REDUCERS)
     at_workers = _wire_seconds(bytes, "worker_gbps", worker_gbps)
     at_reducers = _wire_seconds(bytes, "reducer_gbps", reducer_gbps) * workers / reducers
     return max(at_workers, at_reducers)
@@ -59,8 +59,8 @@ def mixed_seconds(
     k = 0 is a ring, and k = W gives N / BW. Our workers sum nothing, so the difference to
     `reducer_seconds` is what a mixed design could gain.
     """
-    _check_workers(workers)
-    _check_reducers(reducers)
+    _check_count("workers", workers, _MOST_WORKERS)
+    _check_count("reducers", reducers, _MOST_REDUCERS)
     once = _wire_seconds(bytes, "worker_gbps", worker_gbps)
     if workers == 1:
         return 0.0
@@ -76,7 +76,7 @@ def reducers_needed(workers: int, worker_gbps: float, reducer_gbps: float) -> in
     >>> reducers_needed(5, 100, 32), reducers_needed(8, 100, 32)
     (16, 25)
     """
-    _check_workers(workers)
+    _check_count("workers", workers, _MOST_WORKERS)
     return math.ceil(workers * _rate_ratio(worker_gbps, reducer_gbps))
 
 
@@ -89,7 +89,7 @@ def reducers_to_beat_ring(workers: int, worker_gbps: float, reducer_gbps: float)
     >>> reducers_to_beat_ring(4, 1, 1), reducers_to_beat_ring(2, 1, 100)
     (3, None)
     """
-    _check_workers(workers)
+    _check_count("workers", workers, _MOST_WORKERS)
     ratio = _rate_ratio(worker_gbps, reducer_gbps)
     if workers <= 2:  # a ring of two moves only N each way, like reducers
         return None
@@ -98,7 +98,7 @@ def reducers_to_beat_ring(workers: int, worker_gbps: float, reducer_gbps: float)
 
 def ring_factor(workers: int) -> float:
     """2(W-1)/W: the number of times that a ring moves the array through each NIC, each way."""
-    _check_workers(workers)
+    _check_count("workers", workers, _MOST_WORKERS)
     return 2 * (workers - 1) / workers
 
 
@@ -115,21 +115,18 @@ def _wire_seconds(bytes: int, field: str, gbps: float) -> float:
 
 
 def _rate_ratio(worker_gbps: float, reducer_gbps: float) -> Fraction:
-    """BW / BW_r, computed exactly from the decimal digits: 2.1 / 0.3 is exactly 7."""
+    """BW / BW_r, computed exactly: 2.1 / 0.3 is exactly 7."""
     check_positive("worker_gbps", worker_gbps)
     check_positive("reducer_gbps", reducer_gbps)
-    return Fraction(str(worker_gbps)) / Fraction(str(reducer_gbps))
+    return exact(worker_gbps) / exact(reducer_gbps)
 
 
-def _check_workers(workers: int) -> None:
-    check_count("workers", workers, _MOST_WORKERS)
+def exact(gbps: float) -> Fraction:
+    """The exact value of the decimal digits, so that 3 x 0.1 covers 0.3."""
+    return Fraction(str(gbps))
 
 
-def _check_reducers(reducers: int) -> None:
-    check_count("reducers", reducers, _MOST_REDUCERS)
-
-
-def check_count(field: str, count: int, most: int) -> None:
+def _check_count(field: str, count: int, most: int) -> None:
     """Raise ValueError with field, expected and got unless ``count`` is from 1 to ``most``."""
     if count != int(count) or count < 1:
         raise ValueError(f"{field}: expected a whole number from 1, got {count}")

@@ -27,7 +27,7 @@ class Step:
     overlap: float = 0.0
 
     def __post_init__(self) -> None:
-        cost.check_seconds("compute", self.compute_seconds)
+        cost.check_amount("compute", "seconds", self.compute_seconds)
         cost.check_overlap(self.overlap)
 
     def seconds(self, allreduce: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from reducer_tools.planner.machines import Machine
+from reducer_tools.planner.network_time import exact
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,6 @@ class Job:
     workers: tuple[Pool, ...]
     reducers: Pool | None
 
-    @property
-    def world_size(self) -> int:
-        """The number of hosts that train."""
-        return sum(pool.replicas for pool in self.workers)
-
 
 @dataclass(frozen=True)
 class RatedPool:
@@ -74,6 +70,7 @@ class Sizing:
 
     @property
     def world_size(self) -> int:
+        """The number of hosts that train."""
         return sum(rated.pool.replicas for rated in self.workers)
 
     @property
@@ -116,8 +113,3 @@ class Sizing:
         For example 16 reducers at 32 Gbit/s for 5 workers at 100 Gbit/s, and 25 for 8 workers.
         """
         return math.ceil(self.demand_gbps / exact(reducer_gbps))
-
-
-def exact(gbps: float) -> Fraction:
-    """The exact value of the decimal digits, so that 3 x 0.1 covers 0.3."""
-    return Fraction(str(gbps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reducer_tools.planner import network_time
-from reducer_tools.planner.cost import check_overlap, check_price, check_seconds, compute_seconds
+from reducer_tools.planner.cost import check_amount, check_overlap, compute_seconds
 from reducer_tools.planner.machines import DEFAULT_REDUCER, Machine, Machines
 from reducer_tools.planner.plan import Cluster, Plan, Prices, Step, make_plan
 from reducer_tools.planner.pools import Job, Pool, RatedPool, Sizing
@@ -27,7 +27,7 @@ class Host:
     def __post_init__(self) -> None:
         if self.gbps is not None:
             network_time.check_positive(f"{self.side}_gbps", self.gbps)
-        check_price(f"{self.side}-price", self.price)
+        check_amount(f"{self.side}-price", "a price for an hour", self.price)
 
     def settle(self, machines: Machines, default: str | None = None) -> Machine:
         """The machine. Raises ValueError if its rate is unknown."""
@@ -106,7 +106,7 @@ def _answer_job(request: Request, machines: Machines, job: Job) -> Answer:
         reducer = third.machine
         count = third.pool.replicas if count is None else count
     worker = Machine(sizing.slowest.name, sizing.slowest.gbps, sizing.worker_price)
-    return Answer(_plan(request, job.world_size, worker, reducer, count), sizing)
+    return Answer(_plan(request, sizing.world_size, worker, reducer, count), sizing)
 
 
 def _plan(
@@ -127,6 +127,6 @@ def _find_step(request: Request, ring: float) -> Step:
         return Step(compute, overlap)
     if compute is not None:
         raise ValueError("step, compute: expected one of them, got both")
-    check_seconds("step", step)
+    check_amount("step", "seconds", step)
     check_overlap(overlap)
     return Step(compute_seconds(step, ring, overlap), overlap)

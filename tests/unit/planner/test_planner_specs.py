@@ -148,7 +148,8 @@ def test_a_placeholder_of_the_documents_is_named(tmp_path: Path) -> None:
     ids=["CustomJobSpec", "CustomJob", "HyperparameterTuningJob"],
 )
 def test_resources_that_hold_a_job(wrap: Any) -> None:
-    assert read_job(wrap(REDUCTION_SERVER_JOB)).world_size == 5
+    job = read_job(wrap(REDUCTION_SERVER_JOB))
+    assert [pool.replicas for pool in job.workers] == [1, 4]
 
 
 def test_what_gcloud_and_the_python_sdk_print_is_read() -> None:
@@ -165,7 +166,7 @@ def test_what_gcloud_and_the_python_sdk_print_is_read() -> None:
             ]
         }
     )
-    assert job.world_size == 4 and job.reducers is None
+    assert [pool.replicas for pool in job.workers] == [1, 3] and job.reducers is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,8 @@ def test_scale_tiers(tmp_path: Path, name: str, workers: Any, servers: Any, need
 
 
 def test_a_tier_is_basic_if_nothing_is_said() -> None:
-    assert read_job({"trainingInput": {"region": "us-central1"}}).world_size == 1
+    job = read_job({"trainingInput": {"region": "us-central1"}})
+    assert [pool.replicas for pool in job.workers] == [1]
 
 
 def test_custom_of_the_documents(tmp_path: Path) -> None:
