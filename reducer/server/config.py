@@ -54,19 +54,24 @@ class Option:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
-    flag: bool = False
+
+    @property
+    def flag(self) -> bool:
+        """Whether the option is a switch, which has no value on the command line."""
+        return self.parse is parse_bool
 
 
 def _option(
     default: str, help: str, parse: Callable[[str], Any] = str, **more: Any
 ) -> Any:  # the declared type of the field is what mypy checks
-    formats: dict[Any, Callable[[Any], str]] = {
-        parse_size: format_size,
-        parse_seconds: format_seconds,
-        parse_bool: format_bool,
-        parse_lanes: format_lanes,
+    formats: dict[Any, tuple[Callable[[Any], str], str]] = {
+        parse_size: (format_size, "size"),
+        parse_seconds: (format_seconds, "time"),
+        parse_bool: (format_bool, ""),
+        parse_lanes: (format_lanes, "processes"),
     }
-    option = Option(help, parse, formats.get(parse, str), default, **more)
+    show, unit = formats.get(parse, (str, ""))
+    option = Option(help, parse, show, default, unit, **more)
     return field(default=parse(default), metadata={"option": option})
 
 
@@ -85,14 +90,12 @@ class Config:
         "auto",
         "Number of lane processes; 'auto': one for each core.",
         parse_lanes,
-        unit="processes",
         most=1024,
     )
     memory: int = _option(
         "8GiB",
         "Memory for contributions and results; all lanes share it.",
         parse_size,
-        unit="size",
         least=1 << 20,
     )
     metrics_host: str = _option(
@@ -105,7 +108,6 @@ class Config:
         "false",
         "Serve everybody on an address beyond loopback, without authentication or encryption.",
         parse_bool,
-        flag=True,
     )
     key_file: str = _option(
         "",
@@ -123,7 +125,6 @@ class Config:
         "4MiB",
         "Flow control: the most bytes that one worker may have sent to a lane without an answer.",
         parse_size,
-        unit="size",
         least=4096,
         most=1 << 30,
     )
@@ -132,7 +133,6 @@ class Config:
         "Memory for a run's bookkeeping (keys, their names, rounds): bytes on each lane for each "
         "worker. Part of --memory.",
         parse_size,
-        unit="size",
         least=32_768,
         most=1 << 30,
     )
@@ -140,14 +140,12 @@ class Config:
         "10s",
         "Age at which an open round is reported as stalled.",
         parse_seconds,
-        unit="time",
         least=0.1,
     )
     drain_timeout: float = _option(
         "10s",
         "Time for open rounds to finish after SIGTERM. If they do not, the exit status is 1.",
         parse_seconds,
-        unit="time",
     )
     drained_status: int = _option(
         "0",
@@ -160,7 +158,6 @@ class Config:
         "10s",
         "Time after which a worker that reads none of the data waiting for it is disconnected.",
         parse_seconds,
-        unit="time",
         least=0.1,
     )
     congestion: str = _option(
@@ -170,13 +167,11 @@ class Config:
         "true",
         "Serve workers on this machine over a Unix socket too, which is faster than TCP.",
         parse_bool,
-        flag=True,
     )
     job_memory: int = _option(
         "0",
         "Maximum memory that one job may reserve; 0: no limit but --memory.",
         parse_size,
-        unit="size",
     )
     job_keys: int = _option(
         "200000",
@@ -201,10 +196,10 @@ class Config:
         most=65535,
     )
     require_native: bool = _option(
-        "false", "Refuse to start without the native kernels.", parse_bool, flag=True
+        "false", "Refuse to start without the native kernels.", parse_bool
     )
     no_native: bool = _option(
-        "false", "Use the NumPy kernels even if native kernels exist.", parse_bool, flag=True
+        "false", "Use the NumPy kernels even if native kernels exist.", parse_bool
     )
     timeline: str = _option(
         "",
