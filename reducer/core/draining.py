@@ -6,7 +6,7 @@ from typing import Final
 
 from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.roster import Roster
-from reducer.core.surface.events import Output
+from reducer.core.surface.events import Drain, Output, Shutdown
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.errors import ReductionError, UnavailableError
@@ -22,15 +22,15 @@ class Draining:
         self._refusals = refusals
         self._since = 0.0
 
-    def begin(self, reason: str, now: float) -> list[Output]:
+    def begin(self, event: Drain, now: float) -> list[Output]:
         """Send GOAWAY to all runs, and refuse the forming ones. Open and new rounds continue."""
-        self._roster.draining, self._since = reason, now
-        goaway = messages.Goaway(reason)
+        self._roster.draining, self._since = event.reason, now
+        goaway = messages.Goaway(event.reason)
         out: list[Output] = [
             members.run.seats.to_all(goaway) for members in self._roster.runs.values()
         ]
         # Sessions without a HELLO are not refused: they may be about to rejoin a run.
-        error = UnavailableError(f"this reducer is draining ({reason})")
+        error = UnavailableError(f"this reducer is draining ({event.reason})")
         return out + self._refuse_forming(error, now)
 
     def is_over(self, now: float) -> bool:
@@ -40,11 +40,11 @@ class Draining:
             return True
         return now - self._since >= DRAIN_PATIENCE and not any(run.open for run in runs)
 
-    def shut_down(self, reason: str, now: float) -> list[Output]:
+    def shut_down(self, event: Shutdown, now: float) -> list[Output]:
         """End every session now."""
-        self._roster.draining = reason
+        self._roster.draining = event.reason
         out: list[Output] = []
-        text = f"this reducer has shut down ({reason})"
+        text = f"this reducer has shut down ({event.reason})"
         for members in list(self._roster.runs.values()):
             out += self._endings.end(members, messages.Error(int(ErrorCode.UNAVAILABLE), text))
         out += self._refuse_forming(UnavailableError(text), now)

@@ -50,8 +50,8 @@ class Lane:
             events.Broken: self._broken,
             events.CatchUp: self._catch_up,
             events.Tick: self._tick,
-            events.Drain: self._drain,
-            events.Shutdown: self._shutdown,
+            events.Drain: self._draining.begin,
+            events.Shutdown: self._draining.shut_down,
         }
 
     def handle(self, event: Event, now: float) -> list[Output]:
@@ -229,12 +229,6 @@ class Lane:
 
     def _tick(self, event: events.Tick, now: float) -> list[Output]:
         return self._ticks.tick(now)
-
-    def _drain(self, event: events.Drain, now: float) -> list[Output]:
-        return self._draining.begin(event.reason, now)
-
-    def _shutdown(self, event: events.Shutdown, now: float) -> list[Output]:
-        return self._draining.shut_down(event.reason, now)
 
 
 def _ready_run(peer: Session) -> Run:
