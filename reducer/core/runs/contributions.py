@@ -130,7 +130,7 @@ class Contributions:
             if chunk.crcs[rank] is not None:
                 self._duplicate(key, chunk, rank, header, buffer, out)
                 return
-            self._add(key, chunk, rank, header, buffer, plan, now, out)
+            self._add(key, chunk, rank, header, buffer, now, out)
         self._grants.maybe_grant(rank, out)
 
     def _stream_of(self, rank: int, header: Header) -> Stream | None:
@@ -159,7 +159,6 @@ class Contributions:
         rank: int,
         header: Header,
         buffer: Buffer | None,
-        plan: ChunkPlan,
         now: float,
         out: list[Output],
     ) -> None:
@@ -176,7 +175,7 @@ class Contributions:
         if not chunk.missing and self._results.traced:
             chunk.round.note_wait(Wait(rank, chunk.half_at, now))
         has_turn = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE
-        if has_turn and self._sums.add(key, chunk, header.op, header.dtype, plan, now, out):
+        if has_turn and self._sums.add(key, chunk, now, out):
             self._seats.ask_for_turns(out)
         if self._sums.behind:
             self._sums.maybe_go_on(now, out)

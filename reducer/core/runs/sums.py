@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.runs.results import Results
@@ -52,26 +51,20 @@ class Sums:
         self._works: dict[int, Work] = {}
         self._last_work = 0
 
-    def add(
-        self,
-        key: KeyRounds,
-        chunk: Chunk,
-        op: int,
-        dtype: int,
-        plan: ChunkPlan,
-        now: float,
-        out: list[Output],
-    ) -> bool:
+    def add(self, key: KeyRounds, chunk: Chunk, now: float, out: list[Output]) -> bool:
         """Fold the parts that are ready; finish the chunk if all parts are there and fit in one
         turn.
 
         Returns True if the chunk needs more turns from now on.
         """
+        described = chunk.round.descriptor
+        assert described is not None
+        op, dtype = described.op, described.dtype
         is_behind = False
         if not chunk.missing and (op == COPY or not self._is_too_much(chunk, op, dtype)):
-            self._finish(key, chunk, op, dtype, plan, now, out)
+            self._finish(key, chunk, op, dtype, now, out)
         elif op != COPY and len(chunk.parts) >= FOLD_AT_ONCE:
-            is_behind = self._maybe_fold(key, chunk, op, dtype, plan, out)
+            is_behind = self._maybe_fold(key, chunk, op, dtype, out)
         if is_behind and chunk not in self.behind:
             self.behind[chunk] = key
             return True
@@ -87,11 +80,10 @@ class Sums:
     def go_on(self, now: float, out: list[Output]) -> None:
         """Sum the next parts of the chunk that has waited longest."""
         chunk, key = next(iter(self.behind.items()))
-        described, plan = chunk.round.descriptor, chunk.round.plan
-        if chunk.phase is not Phase.COLLECTING or described is None or plan is None:
+        if chunk.phase is not Phase.COLLECTING:
             del self.behind[chunk]  # void meanwhile
             return
-        self.add(key, chunk, described.op, described.dtype, plan, now, out)
+        self.add(key, chunk, now, out)
 
     def folded(self, event: Folded, out: list[Output]) -> None:
         """The kernel is done: the parts of `folding` are in the accumulator."""
@@ -130,7 +122,7 @@ class Sums:
         return self._acc_itemsize(op, dtype) // ITEM_SIZES[dtype]
 
     def _maybe_fold(
-        self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, plan: ChunkPlan, out: list[Output]
+        self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, out: list[Output]
     ) -> bool:
         """Fold parts if the accumulator is no larger than the parts that it replaces.
 
@@ -149,6 +141,8 @@ class Sums:
             del ranks[most:]
         parts = [chunk.parts[rank] for rank in ranks]
         acc = parts[0] if chunk.acc is None and width == 1 else chunk.acc
+        plan = chunk.round.plan
+        assert plan is not None
         total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
         work = self._begin(key, chunk)
         chunk.begin_fold(ranks)
@@ -156,14 +150,7 @@ class Sums:
         return more
 
     def _finish(
-        self,
-        key: KeyRounds,
-        chunk: Chunk,
-        op: int,
-        dtype: int,
-        plan: ChunkPlan,
-        now: float,
-        out: list[Output],
+        self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, now: float, out: list[Output]
     ) -> None:
         """All ranks have contributed: reduce the parts, or send on the only one."""
         chunk.begin_last()
@@ -176,6 +163,8 @@ class Sums:
             assert crc is not None
             self.results.answer(key, chunk, crc, parts[0], now, out)
         else:
+            plan = chunk.round.plan
+            assert plan is not None
             total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
             work = self._begin(key, chunk)
             out.append(Finish(self._number, work, total, chunk.acc, parts, ranks, parts[-1]))
