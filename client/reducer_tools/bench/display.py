@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from reducer_tools.bench.events import Event, Facts, Row, Turn
 from reducer_tools.bench.progress import Progress
 from reducer_tools.bench.table import Table, end_json, facts_json, row_json
-from reducer_tools.bench.verdict import Rates, Verdict, judge
+from reducer_tools.bench.verdict import Rates, judge
 
 
 class Display:
@@ -19,7 +19,6 @@ class Display:
         self._progress = progress
         self._rates = rates
         self._as_json = as_json
-        self._facts: Facts | None = None
         self._table: Table | None = None
         self._rows: list[Row] = []
 
@@ -29,7 +28,6 @@ class Display:
             return
         self._progress.clear()
         if isinstance(event, Facts):
-            self._facts = event
             self._table = Table(event)
             self._print(self._table.header(), facts_json(event))
         elif self._table is not None:
@@ -39,15 +37,12 @@ class Display:
     def end(self) -> None:
         """Print the footer if at least one size was measured."""
         self._progress.clear()
-        if self._facts is None or self._table is None or not self._rows:
+        if self._table is None or not self._rows:
             return
-        verdict = judge(self._facts, self._rows[-1], self._rates)
-        footer = [self._table.footer(self._rows), *(f"# {line}" for line in _lines(verdict))]
+        verdict = judge(self._table.facts, self._rows[-1], self._rates)
+        lines = verdict.lines if verdict else []
+        footer = [self._table.footer(self._rows), *(f"# {line}" for line in lines)]
         self._print("\n".join(footer), end_json(self._rows, verdict.as_json() if verdict else {}))
 
     def _print(self, text: str, values: dict[str, Any]) -> None:
         print(json.dumps(values) if self._as_json else text, file=self._out, flush=True)
-
-
-def _lines(verdict: Verdict | None) -> list[str]:
-    return [] if verdict is None else verdict.lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import ClassVar
 
 from reducer_tools.bench.sweep import Sweep
 
@@ -12,8 +11,6 @@ from reducer_tools.bench.sweep import Sweep
 @dataclass(frozen=True)
 class Facts:
     """The options, reducers and ranks of the measurement. Emitted when all ranks have joined."""
-
-    lasting: ClassVar[bool] = True
 
     sweep: Sweep
     world_size: int
@@ -27,8 +24,6 @@ class Facts:
 class Turn:
     """Progress: an iteration has ended. Emitted a few times per second at most."""
 
-    lasting: ClassVar[bool] = False
-
     bytes: int
     done: int
     total: int
@@ -37,8 +32,6 @@ class Turn:
 @dataclass(frozen=True)
 class Row:
     """The measurement of one size. ``seconds`` has the slowest rank's time of each iteration."""
-
-    lasting: ClassVar[bool] = True
 
     bytes: int
     count: int

@@ -48,7 +48,7 @@ class Table:
     """The table as text: a header, one line for each row, a footer."""
 
     def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+        self.facts = facts
         sweep = facts.sweep
         counts = sweep.counts(facts.world_size)
         sizes = [short_size(sweep.row_bytes(count, facts.world_size)) for count in counts]
@@ -63,7 +63,7 @@ class Table:
         )
 
     def header(self) -> str:
-        facts, sweep = self._facts, self._facts.sweep
+        facts, sweep = self.facts, self.facts.sweep
         known = versions()
         ours = known.pop("open-reduction-server")
         chunks = ", ".join(f"{short_size(c)} from {short_size(n)}" for n, c in facts.chunk_table)
@@ -81,7 +81,7 @@ class Table:
         return "\n".join([*_commented(lines), "#", *self._heads()])
 
     def row(self, row: Row) -> str:
-        sweep = self._facts.sweep
+        sweep = self.facts.sweep
         times = (row.average, min(row.seconds), max(row.seconds))
         return self._line(
             short_size(row.bytes),

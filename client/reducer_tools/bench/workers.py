@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 
 from reducer_client import PeerLostError, ReducerError
 from reducer_client.config import Settings
-from reducer_tools.bench.events import Event
+from reducer_tools.bench.events import Event, Turn
 from reducer_tools.bench.rank import Emit, measure
 from reducer_tools.bench.sweep import Sweep
 from reducer_tools.children import Worker, describe_exit, start_workers
@@ -56,7 +56,7 @@ def run_workers(settings: Settings, sweep: Sweep, emit: Emit, progress: bool) ->
 
 def _work(connection: Connection, settings: Settings, sweep: Sweep, progress: bool) -> None:
     def emit(event: Event) -> None:
-        if settings.rank == 0 and (progress or event.lasting):
+        if settings.rank == 0 and (progress or not isinstance(event, Turn)):
             connection.send(event)
 
     try:
