@@ -1,12 +1,23 @@
-"""Addresses of metrics ports on the command line."""
+"""Options and arguments of the commands that ask metrics ports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
 from reducer.status.ask import DEFAULT_PORT, parse_address
+
+
+def seconds_option(
+    name: str, default: float, help: str = "Longest wait for the answer of a reducer."
+) -> Callable[..., Any]:
+    """An option for a time of 0.1 to 60 seconds."""
+    kind = click.FloatRange(0.1, 60)
+    return click.option(
+        name, type=kind, default=default, show_default=True, metavar="SECONDS", help=help
+    )
 
 
 def status_addresses(given: Sequence[str]) -> list[str]:

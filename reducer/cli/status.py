@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from reducer.cli.addresses import status_addresses
+from reducer.cli.addresses import seconds_option, status_addresses
 from reducer.status.ask import ask_all
 from reducer.status.summary import summarize
 from reducer.status.table import as_text
@@ -16,14 +16,7 @@ from reducer.status.table import as_text
 
 @click.command("status")
 @click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.1, 60),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait for the answer of a reducer.",
-)
+@seconds_option("--timeout", 5.0)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
     """Print the jobs of running reducers, and their late ranks.

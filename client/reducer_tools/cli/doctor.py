@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from reducer.cli.addresses import seconds_option
 from reducer.status.ask import DEFAULT_PORT
 
 
@@ -27,14 +28,7 @@ from reducer.status.ask import DEFAULT_PORT
     help="Name of the job to join. Give it if your key or certificate admits only that job. "
     "[default: a new name]",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.1, 60),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait for each connection, answer and round.",
-)
+@seconds_option("--timeout", 5.0, "Longest wait for each connection, answer and round.")
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, 10),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reducer.cli.addresses import status_addresses
+from reducer.cli.addresses import seconds_option, status_addresses
 from reducer.status.ask import ask_all
 from reducer.status.summary import Summary, summarize
 from reducer_tools.cli.extras import need
@@ -28,22 +28,8 @@ _PIPE_WIDTH = 160  # columns of a picture that is not written to a terminal
 
 @click.command("top")
 @click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 60),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two requests to the reducers.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.1, 60),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait for the answer of a reducer.",
-)
+@seconds_option("--interval", 1.0, "Time between two requests to the reducers.")
+@seconds_option("--timeout", 2.0)
 @click.option(
     "--once", is_flag=True, help="Ask the reducers twice, print the changes in between, and end."
 )
