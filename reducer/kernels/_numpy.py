@@ -36,34 +36,22 @@ _BITWISE_UFUNCS = {
 }
 
 # By wire dtype: the NumPy dtype of the payload, and of the accumulator of sum, mean and prod.
-_WIRE: dict[int, np.dtype[Any]] = {
-    DType.FLOAT32: np.dtype("<f4"),
-    DType.FLOAT64: np.dtype("<f8"),
-    DType.FLOAT16: np.dtype("<f2"),
-    DType.BFLOAT16: np.dtype("<u2"),  # the bits, as for every dtype in NOT_IN_NUMPY
-    DType.INT8: np.dtype("i1"),
-    DType.UINT8: np.dtype("u1"),
-    DType.INT32: np.dtype("<i4"),
-    DType.UINT32: np.dtype("<u4"),
-    DType.INT64: np.dtype("<i8"),
-    DType.UINT64: np.dtype("<u8"),
-    DType.FLOAT8_E4M3FN: np.dtype("u1"),
-    DType.FLOAT8_E5M2: np.dtype("u1"),
+_DTYPES = {
+    DType.FLOAT32: ("<f4", "<f4"),
+    DType.FLOAT64: ("<f8", "<f8"),
+    DType.FLOAT16: ("<f2", "<f8"),
+    DType.BFLOAT16: ("<u2", "<f4"),  # the bits, as for every dtype in NOT_IN_NUMPY
+    DType.INT8: ("i1", "<i8"),
+    DType.UINT8: ("u1", "<u8"),
+    DType.INT32: ("<i4", "<i8"),
+    DType.UINT32: ("<u4", "<u8"),
+    DType.INT64: ("<i8", "<i8"),
+    DType.UINT64: ("<u8", "<u8"),
+    DType.FLOAT8_E4M3FN: ("u1", "<f4"),
+    DType.FLOAT8_E5M2: ("u1", "<f4"),
 }
-_ACCUMULATOR: dict[int, np.dtype[Any]] = {
-    DType.FLOAT32: np.dtype("<f4"),
-    DType.FLOAT64: np.dtype("<f8"),
-    DType.FLOAT16: np.dtype("<f8"),
-    DType.BFLOAT16: np.dtype("<f4"),
-    DType.INT8: np.dtype("<i8"),
-    DType.UINT8: np.dtype("<u8"),
-    DType.INT32: np.dtype("<i8"),
-    DType.UINT32: np.dtype("<u8"),
-    DType.INT64: np.dtype("<i8"),
-    DType.UINT64: np.dtype("<u8"),
-    DType.FLOAT8_E4M3FN: np.dtype("<f4"),
-    DType.FLOAT8_E5M2: np.dtype("<f4"),
-}
+_WIRE: dict[int, np.dtype[Any]] = {d: np.dtype(wire) for d, (wire, _) in _DTYPES.items()}
+_ACCUMULATOR: dict[int, np.dtype[Any]] = {d: np.dtype(wide) for d, (_, wide) in _DTYPES.items()}
 _CANONICAL_NAN = {
     np.dtype("<f2"): 0x7E00,
     np.dtype("<f4"): 0x7FC00000,
