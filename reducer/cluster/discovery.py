@@ -157,19 +157,12 @@ def _find_number(
 
 def find_local_ranks(env: Environment) -> tuple[Found[int] | None, Found[int] | None]:
     """The number of this rank on its host, and the number of ranks on the host."""
-    return _find_local_rank(env), _find_local_world_size(env)
-
-
-def _find_local_rank(env: Environment) -> Found[int] | None:
     of_launcher = find_in_launchers(env, "local_rank")
-    return of_launcher[0] if of_launcher else _one_process_for_each_replica(env, 0)
-
-
-def _find_local_world_size(env: Environment) -> Found[int] | None:
+    rank = of_launcher[0] if of_launcher else _one_process_for_each_replica(env, 0)
     of_launcher = find_in_launchers(env, "local_world_size")
     if of_launcher:
-        return of_launcher[0]
-    return find_slurm_tasks_here(env) or _one_process_for_each_replica(env, 1)
+        return rank, of_launcher[0]
+    return rank, find_slurm_tasks_here(env) or _one_process_for_each_replica(env, 1)
 
 
 def _one_process_for_each_replica(env: Environment, value: int) -> Found[int] | None:
