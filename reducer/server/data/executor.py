@@ -35,7 +35,7 @@ _FLAGS: Final = (1 << PART_SHIFT) - 1
 
 @dataclass
 class ShellCounters:
-    """Numbers that the shell counts."""
+    """Numbers that the shell counts, under their names in `LaneNumbers`."""
 
     accepted: int = 0
     internal_errors: int = 0

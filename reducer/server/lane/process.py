@@ -48,7 +48,7 @@ from reducer.server.pipe.orders import (
     ORDER_SOCKET,
 )
 from reducer.server.pipe.reports import line_of
-from reducer.server.pipe.snapshot import LaneNumbers
+from reducer.server.pipe.snapshot import LaneNumbers, fields_of
 from reducer.server.pipe.usage import own_usage
 from reducer.server.sockets import tune
 from reducer.server.watchdog import Watchdog
@@ -365,7 +365,7 @@ class LaneProcess:
         self._rests_until = time.monotonic() + REST * (time.thread_time() - began)
 
     def _snapshot(self) -> LaneNumbers:
-        shell, pool, counters, usage = self._shell, self._pool, self._shell.counters, own_usage()
+        shell, pool = self._shell, self._pool
         return LaneNumbers(
             lane=self._options.lane,
             kernels=self._kernels.NAME,
@@ -379,11 +379,7 @@ class LaneProcess:
             unpassed=self._unpassed,
             refused={} if self._gate is None else dict(self._gate.refused),
             unproven=0 if self._gate is None else len(self._gate),
-            accepted=counters.accepted,
-            internal_errors=counters.internal_errors,
-            protocol_errors=counters.protocol_errors,
-            dropped_before_hello=counters.dropped_before_hello,
-            held_log_lines=counters.held_log_lines,
+            **fields_of(shell.counters),
             tasks=len(asyncio.all_tasks()),
             buffers_out=pool.out,
             buffers_unsent=pool.unsent,
@@ -391,8 +387,7 @@ class LaneProcess:
             cached_bytes=pool.cached_bytes,
             allocated=pool.allocated,
             dropped_log_lines=log.dropped_lines(),
-            cpu_seconds=usage.cpu_seconds,
-            resident_bytes=usage.resident_bytes,
+            **fields_of(own_usage()),
         )
 
     def _answer(self, **message: Any) -> None:
