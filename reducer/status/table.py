@@ -42,16 +42,9 @@ def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
 
 
 def _run(run: RunStatus) -> Iterator[str]:
+    yield f"job {run.title!r}{run_text(run)}"
     if run.joined is not None:
-        yield (
-            f"job {run.title!r} is forming: {run.joined} of {run.world_size} workers have joined; "
-            f"absent: {ranks_text(run.absent)}"
-        )
         return
-    yield (
-        f"job {run.title!r}, run {run.run_id!r}: {run.workers} of {run.world_size} workers, "
-        f"{run.rounds:,} rounds in {duration(run.seconds)}"
-    )
     late = [r for r in run.ranks if r.share >= _LEAST_SHARE or r.lost_by or r.absent_from]
     if not late:
         yield "  nobody is late"
@@ -61,6 +54,15 @@ def _run(run: RunStatus) -> Iterator[str]:
     yield from (f"  {line}" for line in aligned([head, *rows[:_RANKS_SHOWN]], left=0, rest=1))
     if len(rows) > _RANKS_SHOWN:
         yield f"  and {len(rows) - _RANKS_SHOWN} more (--json has them)"
+
+
+def run_text(run: RunStatus) -> str:
+    """The state of a run, to be shown after its title."""
+    if run.joined is not None:
+        here = f"{run.joined} of {run.world_size} workers have joined"
+        return f" is forming: {here}; absent: {_ranks_text(run.absent)}"
+    told = f"{run.workers} of {run.world_size} workers, {run.rounds:,} rounds"
+    return f", run {run.run_id!r}: {told} in {duration(run.seconds)}"
 
 
 def now_text(rank: RankStatus) -> str:
@@ -74,7 +76,7 @@ def now_text(rank: RankStatus) -> str:
     return "; ".join(texts)
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     """The first few ranks, and how many more there are."""
     shown = ", ".join(str(rank) for rank in ranks[:_RANKS_SHOWN])
     more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""

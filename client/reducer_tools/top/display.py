@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
-from reducer.status.table import NO_RUN, amount, duration, now_text, ranks_text
+from reducer.status.table import NO_RUN, amount, duration, now_text, run_text
 from reducer_tools.top.rates import Change
 
 # A rank below these fractions of the time since the last look and of the run is not late.
@@ -72,11 +72,10 @@ def _numbers(reducer: ReducerStatus, change: Change) -> list[Text]:
 
 
 def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:
+    # repr, because a name may contain control sequences of a terminal.
+    title = Text.assemble(("job ", ""), (repr(run.title), "bold"), (run_text(run), ""))
     if run.joined is not None:
-        text = f"{run.joined} of {run.world_size} workers have joined; absent: "
-        return [_title(run, f" is forming: {text}{ranks_text(run.absent)}")]
-    told = f"{run.workers} of {run.world_size} workers, {run.rounds:,} rounds"
-    title = _title(run, f", run {run.run_id!r}: {told} in {duration(run.seconds)}")
+        return [title]
     late = [rank for rank in run.ranks if _is_late(rank, waits.get(rank.rank, 0.0))]
     if not late:
         return [title, Text("  nobody is late")]
@@ -86,11 +85,6 @@ def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:
         table.add_row(*_rank(rank, waits.get(rank.rank, 0.0)))
     more = [Text(f"  and {len(late) - _RANKS_SHOWN} more")] if len(late) > _RANKS_SHOWN else []
     return [title, table, *more]
-
-
-def _title(run: RunStatus, text: str) -> Text:
-    # repr, because a name may contain control sequences of a terminal.
-    return Text.assemble(("job ", ""), (repr(run.title), "bold"), (text, ""))
 
 
 def _is_late(rank: RankStatus, now: float) -> bool:
