@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from reducer.cli.options import config_options, effective
+from reducer.columns import aligned
 from reducer.server import config
-from reducer.status.table import aligned
 
 
 @click.command("config")
@@ -28,4 +28,4 @@ def command(show_docs: bool, file: str | None, **given: Any) -> None:
         (name, table[name].format(getattr(found.config, name)), source)
         for name, source in found.sources.items()
     ]
-    click.echo("\n".join(aligned(rows, left=3)))
+    click.echo("\n".join(aligned(rows, left=range(3))))

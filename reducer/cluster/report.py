@@ -9,6 +9,7 @@ from typing import Any
 
 from reducer.cluster.discovery import Cluster
 from reducer.cluster.found import Found
+from reducer.columns import aligned
 
 _NONE = "-"
 
@@ -16,11 +17,7 @@ _NONE = "-"
 def as_text(cluster: Cluster) -> str:
     """One row per value, and one line per reducer; a missing value has a hint how to set it."""
     rows = [("VALUE", "", "FROM"), *_rows(cluster)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(
-        f"{name:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip()
-        for name, value, source in rows
-    )
+    return "\n".join(aligned(rows, left=range(3)))
 
 
 def as_json(cluster: Cluster) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from reducer.columns import aligned
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
 
 # A rank is listed as late if the others waited for it for at least this share of the run's time.
@@ -38,7 +39,7 @@ def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
         )
         for r in reducers
     ]
-    yield from aligned([head, *rows], left=1)
+    yield from aligned([head, *rows], left=(0,))
 
 
 def _run(run: RunStatus) -> Iterator[str]:
@@ -51,7 +52,7 @@ def _run(run: RunStatus) -> Iterator[str]:
         return
     head = ("RANK", "WAITED FOR", "SHARE", "  NOW")
     rows = [(str(r.rank), duration(r.waited), f"{r.share:.0%}", "  " + now_text(r)) for r in late]
-    yield from (f"  {line}" for line in aligned([head, *rows[:_RANKS_SHOWN]], left=0, rest=1))
+    yield from (f"  {line}" for line in aligned([head, *rows[:_RANKS_SHOWN]], left=(3,)))
     if len(rows) > _RANKS_SHOWN:
         yield f"  and {len(rows) - _RANKS_SHOWN} more (--json has them)"
 
@@ -81,18 +82,6 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:_RANKS_SHOWN])
     more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
-
-
-def aligned(rows: Sequence[Sequence[str]], left: int, rest: int = 0) -> Iterator[str]:
-    """Align the first `left` and the last `rest` columns left, and the others right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    turned = len(widths) - rest
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column < left or column >= turned else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
 
 
 def amount(size: float) -> str:

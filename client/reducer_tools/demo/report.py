@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reducer.status.table import aligned
+from reducer.columns import aligned
 from reducer_tools.demo.messages import RUNS, RunResult
 
 ACCURACY_TOLERANCE = 0.02
@@ -33,7 +33,7 @@ def format_table(results: Results) -> str:
     head = ("run", "loss", "accuracy", "gradients", "seconds", "last most often")
     rows = [head, *(_row(results[run]) for run in RUNS)]
     rules = tuple("-" * max(map(len, column)) for column in zip(*rows, strict=True))
-    return "\n".join(aligned([head, rules, *rows[1:]], left=1))
+    return "\n".join(aligned([head, rules, *rows[1:]], left=(0,)))
 
 
 def draw_losses(results: Results, path: Path) -> None:

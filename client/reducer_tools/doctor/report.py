@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from reducer.status.table import aligned
+from reducer.columns import aligned
 from reducer_tools.doctor.diagnosis import Diagnosis, gigabits
 from reducer_tools.doctor.reach import Reach
 
@@ -54,15 +54,15 @@ def verdict(diagnosis: Diagnosis) -> str:
 def _host(diagnosis: Diagnosis) -> Iterator[str]:
     host = diagnosis.host
     yield f"HOST {host.name}"
-    yield from (f"  {line}" for line in aligned(list(host.facts.items()), left=2))
+    yield from (f"  {line}" for line in aligned(list(host.facts.items()), left=(0, 1)))
 
 
-def _reducers(diagnosis: Diagnosis) -> Iterator[str]:
+def _reducers(diagnosis: Diagnosis) -> list[str]:
     rows = [_row(one) for one in diagnosis.reducers]
     if diagnosis.rate is not None:
         lanes = sum(one.lanes or 0 for one in diagnosis.reducers)
         rows.append(("all usable reducers", "", "", "", str(lanes), gigabits(diagnosis.rate), ""))
-    return aligned([_HEAD, *rows], left=2)
+    return aligned([_HEAD, *rows], left=(0, 1))
 
 
 def _row(one: Reach) -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from reducer.columns import aligned
 from reducer_tools.planner.plan import Choice, Plan
 from reducer_tools.planner.pools import Sizing
 from reducer_tools.planner.text import (
-    align,
     format_bytes,
     format_count,
     format_price,
@@ -86,7 +86,7 @@ def _pools(sizing: Sizing) -> list[str]:
         pool, gbps = rated.pool, f"{rated.machine.gbps:g}"
         egress = f"{float(rated.egress_gbps):g}"
         rows.append([pool.role, str(pool.replicas), pool.names[0], gbps, egress])
-    return align(rows, left=(0, 2))
+    return aligned(rows, left=(0, 2))
 
 
 def _facts(plan: Plan) -> list[str]:
@@ -111,7 +111,7 @@ def _facts(plan: Plan) -> list[str]:
     if ring_cost is not None and chosen.cost_per_step is not None:
         facts.append((f"{_STEPS:,} steps, {count}", format_price(_STEPS * chosen.cost_per_step)))
         facts.append((f"{_STEPS:,} steps, ring", format_price(_STEPS * ring_cost)))
-    return align(facts, left=(0, 1))
+    return aligned(facts, left=(0, 1))
 
 
 def _describe_least(reducers: int | None) -> str:
@@ -137,7 +137,7 @@ def _table(plan: Plan) -> list[str]:
     marks = [" *" if choice == plan.chosen else "" for choice in plan.choices]
     wins = [choice.winner + mark for choice, mark in zip(plan.choices, marks, strict=True)]
     _add(rows, ["wins", "", *wins])
-    return [*align(rows, left=(len(rows[0]) - 1,)), _LEGEND]
+    return [*aligned(rows, left=(len(rows[0]) - 1,)), _LEGEND]
 
 
 def _add(rows: list[list[str]], column: list[str]) -> None:

@@ -54,19 +54,6 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("s" if count != 1 else "")
 
 
-def align(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """The rows as lines. Columns in ``left`` are aligned to the left, all others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
 def wrap(sentences: Sequence[str]) -> list[str]:
     """Wrap the sentences, each from a new line, with its further lines indented."""
     return [

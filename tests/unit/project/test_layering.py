@@ -24,7 +24,9 @@ PACKAGES = {
 # The imports that each room is allowed besides its own room and the standard library. A name stands
 # for itself and all names below it.
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
-SHARED |= {f"reducer.{name}" for name in ("compiled", "keyfile", "log", "parent", "units")}
+SHARED |= {
+    f"reducer.{name}" for name in ("columns", "compiled", "keyfile", "log", "parent", "units")
+}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
@@ -37,7 +39,7 @@ ROUNDS = {"reducer.wire"} | {f"reducer.core.{name}" for name in ("containers", "
 ALLOWED = {
     "reducer": {"reducer.wire", "reducer._compiled"},
     "reducer.wire": {"msgpack"},
-    "reducer.cluster": {"reducer.wire.codes"},
+    "reducer.cluster": {"reducer.wire.codes", "reducer.columns"},
     # typing_extensions is only for the type checker.
     "reducer.kernels": {"reducer.wire.codes", "numpy", "google_crc32c", "typing_extensions"},
     "reducer.core": {"reducer.wire", "reducer.core"},
@@ -49,7 +51,7 @@ ALLOWED = {
     "reducer.core.runs": {*ROUNDS, "reducer.core.measures", "reducer.core.rounds"},
     "reducer.core.members": {*ROUNDS, "reducer.core.rounds", "reducer.core.runs"},
     "reducer.native": {"mypyc"},
-    "reducer.status": set(),
+    "reducer.status": {"reducer.columns"},
     "reducer.server": {*SHARED, "reducer.core"},
     # The rooms of the daemon, lowest first.
     "reducer.server.pipe": SERVER,
@@ -82,7 +84,7 @@ ALLOWED = {
     "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.config"},
     "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
     "reducer_tools.nccl": {"reducer.cluster", "reducer.status", "reducer_tools.children", "numpy"},
-    "reducer_tools.planner": {"matplotlib"},
+    "reducer_tools.planner": {"reducer.columns", "matplotlib"},
     "reducer_tools.top": {"reducer.status", "rich"},
     "reducer_tools.cli": {*TOOLS, "reducer.cli", "reducer_client", "reducer_tools"}
     | {"click", "rich", "yaml"},
