@@ -35,7 +35,6 @@ class Training:
     """A `trainingInput`. Roles without replicas are None."""
 
     section: Section
-    tier: str
     master: Replicas
     workers: Replicas | None
     parameter_servers: Replicas | None
@@ -90,14 +89,14 @@ def read_training(document: Section) -> Training:
     section.refuse_others(_FIELDS)
     tier = section.text("scaleTier") or "BASIC"
     if tier == _CUSTOM:
-        return Training(section, tier, *_read_custom(section))
+        return _read_custom(section)
     if tier not in _TIERS:
         expected = f"one of {', '.join((*_TIERS, _CUSTOM))}"
         raise SpecError(section.at("scaleTier"), expected, describe(tier))
-    return Training(section, tier, *_fill_tier(section, tier))
+    return _fill_tier(section, tier)
 
 
-def _fill_tier(section: Section, tier: str) -> tuple[Replicas, Replicas | None, Replicas | None]:
+def _fill_tier(section: Section, tier: str) -> Training:
     for _, prefix in _ROLES:
         for part in ("Type", "Count"):
             if section.get(prefix + part):
@@ -109,16 +108,14 @@ def _fill_tier(section: Section, tier: str) -> tuple[Replicas, Replicas | None, 
         found.append(row and Replicas(Pool(role, path, row[0], *MACHINES[row[1]]), config))
     master, workers, servers = found
     assert master is not None
-    return master, workers, servers
+    return Training(section, master, workers, servers)
 
 
-def _read_custom(
-    section: Section,
-) -> tuple[Replicas, Replicas | None, Replicas | None, Replicas | None]:
+def _read_custom(section: Section) -> Training:
     master, workers, servers, evaluators = (_read_role(section, *names) for names in _ROLES)
     if master is None:
         raise SpecError(section.at("masterType"), f"a machine with scaleTier {_CUSTOM}", "none")
-    return master, workers, servers, evaluators
+    return Training(section, master, workers, servers, evaluators)
 
 
 def _read_role(section: Section, role: str, prefix: str) -> Replicas | None:
