@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -192,9 +192,7 @@ def catalogue() -> tuple[Series, ...]:
 
 def render(snapshot: Snapshot) -> bytes:
     """The text exposition of ``snapshot``."""
-    registry = CollectorRegistry()
-    registry.register(_SnapshotCollector(snapshot))
-    return generate_latest(registry)
+    return generate_latest(_SnapshotCollector(snapshot))
 
 
 class _SnapshotCollector(Collector):
