@@ -307,10 +307,10 @@ def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str,
     return {name: (text, listening.source) for name, text in found.items()}
 
 
-def find_cluster(env: Mapping[str, str] | None = None) -> cluster.Cluster:
+def find_cluster() -> cluster.Cluster:
     """Find reducers and ranks in the environment. Raises ConfigError."""
     try:
-        return cluster.discover(os.environ if env is None else env)
+        return cluster.discover(os.environ)
     except cluster.ClusterError as error:
         raise ConfigError(str(error)) from None
 
