@@ -85,14 +85,14 @@ def command(config: BinaryIO, **given: Any) -> None:
     try:
         target = _make_target(given)
         training = read_training(Section("", document))
-        found = convert(training, target, machines, Host("worker", given["worker_gbps"]))
+        job, notes = convert(training, target, machines, Host("worker", given["worker_gbps"]))
     except SpecError as error:
         raise click.UsageError(f"{name_file(config)}: {error}") from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    for note in found.notes:
+    for note in notes:
         click.echo(note, err=True)
-    shown = json.dumps(found.job, indent=2) if given["as_json"] else write_yaml(found.job)
+    shown = json.dumps(job, indent=2) if given["as_json"] else write_yaml(job)
     click.echo(shown.rstrip())
 
 

@@ -114,13 +114,13 @@ def command(**given: Any) -> None:
     machines = load_machines(given["machines"])
     job = _read_job(given["spec"])
     try:
-        answer = request.answer(_make_request(given), machines, job)
+        plan, sizing = request.answer(_make_request(given), machines, job)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if given["plot"] is not None:
-        _draw(answer.plan, given["plot"])
+        _draw(plan, given["plot"])
     show = report.as_json if given["as_json"] else report.as_text
-    shown = show(answer.plan, answer.sizing)
+    shown = show(plan, sizing)
     click.echo(shown if isinstance(shown, str) else json.dumps(shown))
 
 

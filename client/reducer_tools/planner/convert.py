@@ -45,16 +45,10 @@ class Target:
     environment: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class Converted:
-    """The job, and notes for the user about the conversion."""
-
-    job: Plain
-    notes: tuple[str, ...]
-
-
-def convert(training: Training, target: Target, machines: Machines, worker: Host) -> Converted:
-    """Convert a `trainingInput`.
+def convert(
+    training: Training, target: Target, machines: Machines, worker: Host
+) -> tuple[Plain, list[str]]:
+    """Convert a `trainingInput`. Returns the job, and notes for the user about the conversion.
 
     Raises SpecError with the path of the field if a value is missing in the input or a machine in
     the table.
@@ -62,7 +56,7 @@ def convert(training: Training, target: Target, machines: Machines, worker: Host
     first = _pool(training, training.master, target)
     second = _pool(training, training.workers, target) if training.workers else {}
     pools = [first, second]
-    notes = []
+    notes: list[str] = []
     if training.workers is None:
         notes.append("a single worker needs no reducers: no third pool")
     else:
@@ -75,7 +69,7 @@ def convert(training: Training, target: Target, machines: Machines, worker: Host
     while not pools[-1]:
         pools.pop()
     job = {"workerPoolSpecs": pools, **_rest(training.section)}
-    return Converted(job, (*notes, *_left_out(training)))
+    return job, notes + _left_out(training)
 
 
 def _reducer_pool(training: Training, target: Target, machines: Machines, worker: Host) -> Plain:

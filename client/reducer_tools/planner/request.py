@@ -60,16 +60,10 @@ class Request:
     overlap: float = 0.0
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The plan, and the sizing of the pools if there is a job."""
-
-    plan: Plan
-    sizing: Sizing | None = None
-
-
-def answer(request: Request, machines: Machines, job: Job | None = None) -> Answer:
-    """Make the plan for the options, or for a job.
+def answer(
+    request: Request, machines: Machines, job: Job | None = None
+) -> tuple[Plan, Sizing | None]:
+    """Make the plan for the options, or for a job, with the sizing of the job's pools.
 
     Raises ValueError with field, expected and got for an invalid option, and SpecError with the
     path for an invalid field of the job.
@@ -80,10 +74,10 @@ def answer(request: Request, machines: Machines, job: Job | None = None) -> Answ
         raise ValueError("workers: expected --workers or --spec, got none")
     worker = request.worker.settle(machines)
     reducer = request.reducer.settle(machines)
-    return Answer(_plan(request, request.workers, worker, reducer, request.reducers))
+    return _plan(request, request.workers, worker, reducer, request.reducers), None
 
 
-def _answer_job(request: Request, machines: Machines, job: Job) -> Answer:
+def _answer_job(request: Request, machines: Machines, job: Job) -> tuple[Plan, Sizing]:
     """Make the plan for a job. All workers count with the rate of the slowest.
 
     If the options name a reducer machine, the plan uses it. The sizing always uses the third pool
@@ -106,7 +100,7 @@ def _answer_job(request: Request, machines: Machines, job: Job) -> Answer:
         reducer = third.machine
         count = third.pool.replicas if count is None else count
     worker = Machine(sizing.slowest.name, sizing.slowest.gbps, sizing.worker_price)
-    return Answer(_plan(request, sizing.world_size, worker, reducer, count), sizing)
+    return _plan(request, sizing.world_size, worker, reducer, count), sizing
 
 
 def _plan(

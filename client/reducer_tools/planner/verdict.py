@@ -20,11 +20,16 @@ def judge_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
     """Whether the third pool is large enough, and remarks about unusual pools."""
     if sizing.world_size == 1:
         return []
-    return [
-        _judge_third_pool(sizing, reducer_gbps),
-        *_describe_mixed(sizing),
-        *_describe_accelerators(sizing),
-    ]
+    lines = [_judge_third_pool(sizing, reducer_gbps)]
+    if sizing.is_mixed:
+        pace = f"{sizing.slowest.name} at {sizing.slowest.gbps:g} Gbit/s"
+        lines.append(
+            f"The workers' NICs differ: {pace} limits all, and the times are for this rate."
+        )
+    third = sizing.reducers
+    if third is not None and third.pool.accelerator is not None:
+        lines.append(f"The reducers' {third.pool.accelerator} are idle: reducers sum on the CPU.")
+    return lines
 
 
 def _judge_two(plan: Plan) -> str:
@@ -90,17 +95,3 @@ def _judge_third_pool(sizing: Sizing, reducer_gbps: float) -> str:
     enough = f"{sizing.needed(third.machine.gbps)} x {third.machine.name}"
     lacking = f"{supply} do not cover the workers' {demand}"
     return f"The third pool is too small: {lacking}; {enough} would."
-
-
-def _describe_mixed(sizing: Sizing) -> list[str]:
-    if not sizing.is_mixed:
-        return []
-    pace = f"{sizing.slowest.name} at {sizing.slowest.gbps:g} Gbit/s"
-    return [f"The workers' NICs differ: {pace} limits all, and the times are for this rate."]
-
-
-def _describe_accelerators(sizing: Sizing) -> list[str]:
-    third = sizing.reducers
-    if third is None or third.pool.accelerator is None:
-        return []
-    return [f"The reducers' {third.pool.accelerator} are idle: reducers sum on the CPU."]
