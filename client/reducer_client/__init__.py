@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reducer_client.embedded import local_reducers
     from reducer_client.errors import (
         AuthenticationError,
         ClosedError,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     )
     from reducer_client.group import Group
     from reducer_client.joining import connect
-    from reducer_client.local import local_reducers
     from reducer_client.work import Work
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
     "local_reducers",
 ]
 
-_MODULES = {"Group": "group", "Work": "work", "connect": "joining", "local_reducers": "local"}
+_MODULES = {"Group": "group", "Work": "work", "connect": "joining", "local_reducers": "embedded"}
 
 
 def __getattr__(name: str) -> object:

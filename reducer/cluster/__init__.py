@@ -23,9 +23,9 @@ from reducer.cluster.discovery import (
     find_run_id,
     find_task,
 )
-from reducer.cluster.found import ClusterError, Found
 from reducer.cluster.kubernetes import is_service_link
 from reducer.cluster.listening import find_listening
+from reducer.cluster.variables import ClusterError, Found
 
 __all__ = [
     "Cluster",

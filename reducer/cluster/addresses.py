@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reducer.cluster.found import ClusterError
+from reducer.cluster.variables import ClusterError
 
 DEFAULT_PORT = 2222
 

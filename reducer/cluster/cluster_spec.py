@@ -15,7 +15,7 @@ from typing import Literal
 
 from reducer.cluster.addresses import normalize_address, refuse_duplicates
 from reducer.cluster.fields import Field, parse
-from reducer.cluster.found import ClusterError, Environment
+from reducer.cluster.variables import ClusterError, Environment
 
 Role = Literal["worker", "reducer", "evaluator"]
 

@@ -12,14 +12,6 @@ from reducer.cluster.addresses import (
     split_list,
 )
 from reducer.cluster.cluster_spec import Task, descriptions
-from reducer.cluster.found import (
-    ARGUMENT,
-    ClusterError,
-    Environment,
-    Found,
-    find_integer,
-    find_text,
-)
 from reducer.cluster.kubernetes import find_pods
 from reducer.cluster.launchers import (
     find_elastic_run,
@@ -28,6 +20,14 @@ from reducer.cluster.launchers import (
     find_slurm_master,
     find_slurm_step,
     find_slurm_tasks_here,
+)
+from reducer.cluster.variables import (
+    ARGUMENT,
+    ClusterError,
+    Environment,
+    Found,
+    find_integer,
+    find_text,
 )
 from reducer.wire.codes import MAX_WORLD_SIZE
 

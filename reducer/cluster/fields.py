@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from reducer.cluster.found import ClusterError
+from reducer.cluster.variables import ClusterError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from reducer.cluster.addresses import normalize_address
-from reducer.cluster.found import ClusterError, Environment, Found, find_integer, find_text
+from reducer.cluster.variables import ClusterError, Environment, Found, find_integer, find_text
 from reducer.wire.codes import MAX_REDUCERS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from reducer.cluster.found import ClusterError, Environment, Found, find_integer, find_text
+from reducer.cluster.variables import ClusterError, Environment, Found, find_integer, find_text
 
 
 @dataclass(frozen=True)

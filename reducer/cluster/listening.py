@@ -6,7 +6,7 @@ import ipaddress
 
 from reducer.cluster.addresses import split_address
 from reducer.cluster.discovery import find_task
-from reducer.cluster.found import Environment, Found
+from reducer.cluster.variables import Environment, Found
 
 
 def find_listening(env: Environment) -> Found[tuple[str, int]] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reducer.cluster.discovery import Cluster
-from reducer.cluster.found import Found
+from reducer.cluster.variables import Found
 from reducer.columns import aligned
 
 _NONE = "-"

@@ -109,7 +109,7 @@ class Controls:
 
     def _key(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         message = messages.decode(messages.Key, event.payload or b"")
-        self._run_of(peer).notices.announce(peer.rank, event.header, message.name, now)
+        self._run_of(peer).round_messages.announce(peer.rank, event.header, message.name, now)
 
     def _stats(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         run = self._run_of(peer)
@@ -124,13 +124,13 @@ class Controls:
     def _describe(
         self, peer: Session, event: ControlReceived, now: float, out: list[Output]
     ) -> None:
-        self._run_of(peer).notices.describe(peer.rank, event.header, now, out)
+        self._run_of(peer).round_messages.describe(peer.rank, event.header, now, out)
 
     def _abandon(
         self, peer: Session, event: ControlReceived, now: float, out: list[Output]
     ) -> None:
         cause = messages.decode(messages.Abandon, event.payload or b"")
-        self._run_of(peer).notices.abandon(peer.rank, event.header, cause, now, out)
+        self._run_of(peer).round_messages.abandon(peer.rank, event.header, cause, now, out)
 
     def _error(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         """A member has failed: the run ends for all ranks, with the member's verdict or with its

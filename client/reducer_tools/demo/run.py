@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reducer_client.local import local_reducers
+from reducer_client.embedded import local_reducers
 from reducer_tools.children import Worker, start_workers
 from reducer_tools.demo import report
 from reducer_tools.demo.display import Display, open_display

@@ -20,11 +20,11 @@ from reducer.core.rounds.stream import Streams
 from reducer.core.runs.contributions import Contributions
 from reducer.core.runs.flow import Flow
 from reducer.core.runs.mismatches import Mismatches
-from reducer.core.runs.missed import Missed
 from reducer.core.runs.moves import Moves
-from reducer.core.runs.notices import Notices
 from reducer.core.runs.positions import Passed, Positions
 from reducer.core.runs.results import Results
+from reducer.core.runs.retelling import Retelling
+from reducer.core.runs.round_messages import RoundMessages
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.stalls import Stalls
 from reducer.core.runs.sums import Sums
@@ -65,7 +65,7 @@ class Run:
         self.accounts, self.open = flow.accounts, flow.open
         self.mismatches = Mismatches(terms, self.seats, flow)
         self.passed = Passed(number, self.accounts, self.mismatches, flow.grants)
-        self.missed = Missed(self.seats, self.mismatches)
+        self.retelling = Retelling(self.seats, self.mismatches)
         self.results = Results(terms, self.seats, self.accounts, flow.grants, crc, settings.traced)
         self.sums = Sums(terms, settings, self.results)
         self.positions = Positions(limits, self.seats, self.streams, self.held, self.passed)
@@ -73,7 +73,7 @@ class Run:
         self.contributions = Contributions(
             plans, self.seats, self.streams, flow, self.mismatches, self.sums, self.positions
         )
-        self.notices = Notices(plans, self.seats, self.streams, self.mismatches)
+        self.round_messages = RoundMessages(plans, self.seats, self.streams, self.mismatches)
         self.moves = Moves(number, flow, self.sums)
         self.stalls = Stalls(terms, self.seats, self.open)
         self.reconnects = 0
@@ -114,7 +114,7 @@ class Run:
         """The rank has been welcomed on a new connection: repeat what it may have missed."""
         out: list[Output] = []
         self._flow.debts.begin_again(rank)
-        self.missed.add(rank)
+        self.retelling.add(rank)
         self._flow.grants.again(rank, out)
         self.seats.ask_for_turns(out)
         return out
@@ -122,7 +122,7 @@ class Run:
     @property
     def is_behind(self) -> bool:
         """Whether the run has work that waits for its turns."""
-        return bool(self.sums.behind or self.moves or self.passed or self.missed)
+        return bool(self.sums.behind or self.moves or self.passed or self.retelling)
 
     def catch_up(self, now: float) -> list[Output]:
         """Do the next part of the work that waits, in this order.
@@ -138,7 +138,7 @@ class Run:
         elif self.passed:
             self.passed.forget_more(out)
         else:
-            return self.missed.tell(self.streams, now)
+            return self.retelling.tell(self.streams, now)
         return out
 
     def stats(self, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:

@@ -212,11 +212,11 @@ def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
         workers[0].abandon(Spec(number=number), "x" * 15_000)
     (members,) = lane.core._roster.runs.values()
     for rank in range(2):
-        members.run.missed.add(rank)
+        members.run.retelling.add(rank)
     members.run.catch_up(lane.now)
     workers[0].session.lose()  # with parts left to tell
     members.run.catch_up(lane.now)
-    assert list(members.run.missed._ranks) == [1]
+    assert list(members.run.retelling._ranks) == [1]
     members.run.catch_up(lane.now)  # rank 1 reconnects before its parts are told
     sizes, feed = [], lane.feed
 
@@ -231,7 +231,7 @@ def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
     assert len(back.read(MessageKind.REFUSED)) == 20
     told = b"".join(found.payload or b"" for found in back.read(MessageKind.HEARTBEAT))
     assert len(told) == 16 * 4_200
-    assert not members.run.missed
+    assert not members.run.retelling
 
 
 def test_a_verdict_on_a_round_that_is_over_meanwhile_is_not_told_again() -> None:
@@ -241,10 +241,10 @@ def test_a_verdict_on_a_round_that_is_over_meanwhile_is_not_told_again() -> None
     cause = control(messages.Abandon(int(ErrorCode.TIMEOUT), "no more"), key=key, route=1)
     workers[0].session.send(cause)
     (members,) = lane.core._roster.runs.values()
-    members.run.missed.add(1)
-    members.run.missed._begin(members.run.streams)
+    members.run.retelling.add(1)
+    members.run.retelling._begin(members.run.streams)
     workers[0].session.send(control(BACK))  # the stream moves away
-    assert not members.run.missed
+    assert not members.run.retelling
     assert not workers[1].read(MessageKind.REFUSED)
 
 

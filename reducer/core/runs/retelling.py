@@ -16,7 +16,7 @@ from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 PART_ROUNDS: Final = 4
 
 
-class Missed:
+class Retelling:
     """Tells stable positions and mismatches to one rank after another.
 
     `_streams`: the streams still to be walked for the first rank, beginning at the end of the list.

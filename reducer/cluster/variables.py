@@ -1,4 +1,4 @@
-"""A value with its source, and the error for a value that cannot be used."""
+"""Values of variables with their source, and the error for a value that cannot be used."""
 
 from __future__ import annotations
 

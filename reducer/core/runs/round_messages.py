@@ -14,7 +14,7 @@ from reducer.wire.header import Header
 from reducer.wire.keys import position
 
 
-class Notices:
+class RoundMessages:
     def __init__(
         self, plans: Plans, seats: Seats, streams: Streams, mismatches: Mismatches
     ) -> None:
