@@ -36,7 +36,7 @@ export CCACHE_NOHASHDIR ?= true
 endif
 
 .PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks test-outside \
-    check lint tidy format native-test sanitize nightly soak bench clean
+    check lint tidy format native-test bytecode sanitize nightly soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -89,8 +89,12 @@ STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p
 test: ## All checks and tests; installs what this machine lacks, as root or with sudo
 	@tests/machine.sh install test
 	$(MAKE) --no-print-directory venv
-	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test
+	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test bytecode
 	$(MAKE) --no-print-directory pytest
+
+# What ranks import is compiled once here: else each of four workers would compile all of PyTorch.
+bytecode: $(STAMP)
+	@$(BIN)/python -c "import tests.support.warm"
 
 # Files in the order of tests/conftest.py. Many tests wait, so two cores carry four of them.
 pytest:
