@@ -45,8 +45,8 @@ bool fits_in_row(const char* what, size_t bytes_per_rank, size_t offset, size_t 
   constexpr size_t kMost = size_t{1} << 50;
   if (bytes_per_rank <= kMost && offset <= kMost) return fits(what, size, 1);
   log_warning(std::string(what) + " of " + std::to_string(bytes_per_rank) +
-              " bytes of each rank, from byte " + std::to_string(offset) +
-              " on: expected at most 2^50 of each");
+              " bytes of each rank, beginning at byte " + std::to_string(offset) +
+              ": expected both numbers to be at most 2^50");
   return false;
 }
 
@@ -65,7 +65,7 @@ bool is_rank(void* const handles[], int ranks, int rank, const void* listen_comm
   const bool given = handles != nullptr && listen_comm != nullptr;
   if (given && rank >= 0 && rank < ranks) return true;
   log_warning("connect as rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-              (given ? ": expected a rank from 0 on, below the number of ranks"
+              (given ? ": expected a rank of 0 or more, below the number of ranks"
                      : ": expected the handles of all ranks and a listening communicator"));
   return false;
 }

@@ -1,4 +1,5 @@
-// An attempt to connect. Between calls, the handle holds a pointer to it.
+// An attempt to connect. NCCL calls connect until it gets a communicator; between these calls, the
+// handle holds a pointer to the attempt.
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

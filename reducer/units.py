@@ -62,7 +62,7 @@ def parse_lanes(text: str) -> int:
         return 0
     count = parse_int(text)
     if count < 1:
-        raise ValueError("expected 'auto' or a number from 1")
+        raise ValueError("expected 'auto' or a number of 1 or more")
     return count
 
 

@@ -58,6 +58,6 @@ class Passages:
         return Batch(*map(torch.from_numpy, (tokens, places, words)))
 
     def _choose_places(self, size: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Choose the same number in every passage, so that ranks' losses have equal weights."""
+        """Choose equally many places in every passage, so that ranks' losses have equal weights."""
         masked = max(1, round(_MASKED * self._length))
         return random.random((size, self._length)).argsort(axis=1)[:, :masked]

@@ -118,7 +118,8 @@ class NumericError(ReducerError):
 
 
 class IntegrityError(ReducerError):
-    """Bytes were damaged in transit, or two copies of a contribution or of a result differ.
+    """Bytes were damaged while joining or again and again later, or two copies of a contribution or
+    of a result differ. (Before the last of several damages the worker just connects again.)
 
     ``reason`` is "digest" if the ranks hold different results (``connect(digest_every=...)``).
     ``rank`` is then one of the ranks whose results differ from the majority. The group has ended.

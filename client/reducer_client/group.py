@@ -395,10 +395,11 @@ class Group:
         }
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wait up to ``timeout`` seconds until every rank has our results, then leave the job.
+        """Leave the job once every rank has the results of this rank's rounds.
 
-        Works that are not done fail with ClosedError, and so do all later calls. Does not raise if
-        the group has failed. A second call changes nothing.
+        The call waits for this up to ``timeout`` seconds. Works that are not done fail with
+        ClosedError, and so do all later calls. Does not raise if the group has failed. A second
+        call changes nothing.
         """
         self._leave(lambda: self._engine.close(timeout))
 

@@ -22,7 +22,8 @@ def command(file: str | None, **given: Any) -> None:
     On Vertex the command needs no arguments: CLUSTER_SPEC lists this replica as a reducer, with its
     address. Without a key or certificates the reducer then serves without authentication, unless
     --host, REDUCER_HOST or REDUCER_INSECURE=0 is given. The image of deploy/Dockerfile sets
-    REDUCER_HOST, so this image also needs a key, certificates or REDUCER_INSECURE=true.
+    REDUCER_HOST, so with this image a key, certificates or REDUCER_INSECURE=true is needed on
+    Vertex, too.
 
     The command prints one line of JSON on stdout when workers can connect. Logs go to stderr.
     """

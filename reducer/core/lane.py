@@ -233,5 +233,5 @@ class Lane:
 
 def _ready_run(peer: Session) -> Run:
     if peer.run is None or peer.state != SessionState.READY:
-        raise ProtocolError(f"{peer} sent a contribution while {peer.state.name}")
+        raise ProtocolError(f"{peer} sent a contribution in state {peer.state.name}")
     return peer.run

@@ -17,13 +17,13 @@ from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES, MessageKind
 from reducer.wire.errors import ProtocolError
 
 # The most that one tick tells all runs, in stable positions sent. Preparing a position costs as
-# much as sending it to MADE ranks, and a frame costs as much as LEAST_TOLD positions. Runs that
-# have more to tell, or have waited less, have their turn at the next ticks. Each run still gets a
-# heartbeat of TOLD_ANYWAY positions in every interval, because workers suspect a lane that sends
-# nothing.
+# much as sending it to RANKS_OF_PREPARING ranks, and a frame costs as much as POSITIONS_OF_FRAME
+# positions. Runs that have more to tell, or have waited less, have their turn at the next ticks.
+# Each run still gets a heartbeat of TOLD_ANYWAY positions in every interval, because workers
+# suspect a lane that sends nothing.
 MOST_TOLD: Final = 65_536
-MADE: Final = 16
-LEAST_TOLD: Final = 256
+RANKS_OF_PREPARING: Final = 16
+POSITIONS_OF_FRAME: Final = 256
 TOLD_ANYWAY: Final = 16
 
 
@@ -84,15 +84,15 @@ class Beats:
         run, interval = members.run, self._settings.heartbeat
         if may_tell <= 0 and run.positions.has_news and now < members.beat_at + interval:
             return 0
-        each = MADE + len(run.seats.present)
+        each = RANKS_OF_PREPARING + len(run.seats.present)
         most = TOLD_ANYWAY
         if may_tell > 0:
-            most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
+            most = min(max(POSITIONS_OF_FRAME, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
         has_news, told = run.positions.has_news, 0
         while has_news and (not told or told < may_tell):
             beat = run.positions.beat(most)
             out.append(beat)
-            told += max(LEAST_TOLD, entries_in(beat.frame)) * each
+            told += max(POSITIONS_OF_FRAME, entries_in(beat.frame)) * each
             has_news = run.positions.has_news
         if not told:
             out.append(run.seats.empty_heartbeat())

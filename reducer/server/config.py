@@ -94,7 +94,7 @@ class Config:
     )
     memory: int = _option(
         "8GiB",
-        "Memory for contributions and results; all lanes share it.",
+        "Memory for contributions, results and records of runs. Each lane gets an equal part.",
         parse_size,
         least=1 << 20,
     )
@@ -123,7 +123,8 @@ class Config:
     tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
-        "Flow control: the most bytes that one worker may have sent to a lane without an answer.",
+        "Flow control: unanswered bytes that one worker may have on a lane, besides a round that "
+        "the lane lets through. Less if memory is short.",
         parse_size,
         least=4096,
         most=1 << 30,
@@ -138,7 +139,7 @@ class Config:
     )
     stall_after: float = _option(
         "10s",
-        "Age at which an open round is reported as stalled.",
+        "Time without progress after which an open round is reported as stalled.",
         parse_seconds,
         least=0.1,
     )

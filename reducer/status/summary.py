@@ -60,9 +60,9 @@ class Wait:
 class RankStatus:
     """How late a rank is.
 
-    The other ranks waited for this rank for `waited` seconds, which is the `share` of the run's
-    time. The reducers in `lost_by` have no connection of the rank. `absent_from` is the oldest
-    round that waits for the rank now.
+    At least half of the ranks waited for this rank for `waited` seconds, which is the `share` of
+    the run's time. The reducers in `lost_by` have no connection of the rank. `absent_from` is the
+    oldest round that waits for the rank now.
     """
 
     rank: int

@@ -120,5 +120,7 @@ def _number(data: Buffer, at: int, width: int) -> int:
 
 def _skip(data: Buffer, at: int, size: int) -> int:
     if at + size > len(data):
-        raise BadFrameError(f"a control frame is cut short: its map ends behind byte {len(data)}")
+        raise BadFrameError(
+            f"a control frame is cut short: its map continues after the last byte, byte {len(data)}"
+        )
     return at + size

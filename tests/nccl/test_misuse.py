@@ -67,8 +67,8 @@ def _windows(coll: CollNet, comm: Any, at: int) -> None:
         )
 
     refused("expected at most 1073741824 bytes", 1, 0xFFFF_FFFF, 8000, 0, GIBIBYTE + 8)
-    refused("expected at most 2^50", 1, 8000, 1 << 63, 0, 8000)
-    refused("expected at most 2^50", 1, 8000, 8000, (1 << 64) - 8, 8000)
+    refused("at most 2^50", 1, 8000, 1 << 63, 0, 8000)
+    refused("at most 2^50", 1, 8000, 8000, (1 << 64) - 8, 8000)
     refused("one part that is the whole window", 2, 8000, 8000, 0, 8000)
     refused("one part that is the whole window", 1, 7992, 8000, 0, 8000)
 

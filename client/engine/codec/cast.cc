@@ -92,10 +92,10 @@ __attribute__((target("avx2"))) void narrow_bf16_avx2(const float* from, uint16_
   for (size_t i = 0; i < count; ++i) to[i] = to_bf16(bits_of(from[i]));
 }
 
-bool has_f16c() {
+bool has_avx2() {
   static const bool has = [] {
     __builtin_cpu_init();
-    // gcc 12 cannot test for f16c; every processor with AVX2 has f16c.
+    // Every processor with AVX2 has f16c, which gcc 12 cannot test for.
     return __builtin_cpu_supports("avx2") != 0;
   }();
   return has;
@@ -106,14 +106,14 @@ bool has_f16c() {
 
 void narrow_bf16(const float* from, uint16_t* to, size_t count) {
 #if defined(__x86_64__)
-  if (has_f16c()) return narrow_bf16_avx2(from, to, count);
+  if (has_avx2()) return narrow_bf16_avx2(from, to, count);
 #endif
   for (size_t i = 0; i < count; ++i) to[i] = to_bf16(bits_of(from[i]));
 }
 
 void narrow_f16(const float* from, uint16_t* to, size_t count) {
 #if defined(__x86_64__)
-  if (has_f16c()) return narrow_f16_f16c(from, to, count);
+  if (has_avx2()) return narrow_f16_f16c(from, to, count);
 #endif
   narrow_f16_portable(from, to, count);
 }
@@ -124,7 +124,7 @@ void widen_bf16(const uint16_t* from, float* to, size_t count) {
 
 void widen_f16(const uint16_t* from, float* to, size_t count) {
 #if defined(__x86_64__)
-  if (has_f16c()) return widen_f16_f16c(from, to, count);
+  if (has_avx2()) return widen_f16_f16c(from, to, count);
 #endif
   widen_f16_portable(from, to, count);
 }

@@ -1,4 +1,4 @@
-// Loads the functions of OpenSSL that mode tls needs at run time. The build needs no OpenSSL
+// Loads, at run time, the functions of OpenSSL that mode tls needs. The build needs no OpenSSL
 // headers, and all other modes work without OpenSSL.
 //
 // The declarations match the ABI of both 1.1.1 and 3.x: each function exists in both with the same

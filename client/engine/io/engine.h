@@ -16,9 +16,9 @@
 //    critical section of `mutex_`. It leaves orders to the loop: lanes to dial, lanes to drop, and
 //    lanes whose payload must be discarded.
 //  - Three kinds of threads take `io_mutex_`: the engine thread, which releases it only to sleep; a
-//    submitter, to send a small round itself; and the driver. Each releases it under `mutex_`. If
-//    work is left at that moment, a submitter or driver wakes a sleeping thread, and a thread that
-//    was about to sleep does not sleep.
+//    submitter, to send a small round itself; and the driver (below). Each releases it under
+//    `mutex_`. If work is left at that moment, a submitter or driver wakes a sleeping thread, and a
+//    thread that was about to sleep does not sleep.
 //  - A submitter marks lanes as ready to send and tries `io_mutex_` in one critical section of
 //    `mutex_`. If the try fails, the holder of `io_mutex_` sees the mark before it releases.
 //  - The driver is a caller that waits for a small round and does the I/O in the meantime. This

@@ -1,8 +1,8 @@
 // Parses the bytes of one connection into frames, without its socket.
 //
-// Law: result payloads are read directly into the caller's target; only bytes that came in one read
-// with the header, and payloads to be widened, are copied. A peer can make a Receiver allocate at
-// most one control frame, one chunk and one batch.
+// Law: result payloads are read directly into the caller's target. Two things are copied: bytes
+// that came in one read with the header, and payloads to be widened. A peer can make a Receiver
+// allocate at most one control frame, one chunk and one batch.
 #pragma once
 
 #include <sys/uio.h>

@@ -1,4 +1,4 @@
-// Names, connection attempts and socket options: the engine's only use of the network API besides
+// Names, connection attempts and socket options: the engine's only use of the API of TCP besides
 // reading and writing.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace ors {
 struct Target {
   uint8_t* bytes = nullptr;  // destination of the bytes of the wire
   float* wide = nullptr;     // destination if widened to float32; both null: drop the payload
-  bool reread = false;       // the end brings the CRC of the target memory, read again
+  bool reread = false;       // the end of the result brings a CRC made by reading the target again
 };
 
 // A received frame. A result is two events: at its begin, State sets the target; at its end, the

@@ -93,7 +93,7 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
   const auto differs = [&](const std::string& what, const std::string& got,
                            const std::string& expected) {
     return lane_failure(ErrorCode::kJoin, lane,
-                        "names " + what + " " + got + ", expected " + expected);
+                        "sent a WELCOME for " + what + " " + got + ", expected " + expected);
   };
   if (w.lane != lane.number) {
     return differs("lane", std::to_string(w.lane), std::to_string(lane.number));
@@ -107,7 +107,8 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
                    "one of " + std::to_string(lanes_.reducers().size()));
   }
   if (w.route.slots() != 0 && w.route.slots() != w.reducers) {
-    return differs("a route of", std::to_string(w.route.slots()), std::to_string(w.reducers));
+    return differs("a route of", std::to_string(w.route.slots()) + " slots",
+                   std::to_string(w.reducers));
   }
   if (!run_.options.run_id.empty() && w.run_id != run_.options.run_id) {
     return differs("run id", "'" + w.run_id + "'", "'" + run_.options.run_id + "'");

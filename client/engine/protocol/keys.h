@@ -1,4 +1,4 @@
-// The keys of a run: records of the keys in use, and only the next round number of all other keys.
+// The keys of a run: a record of each key in use; of every other key, just the next round's number.
 #pragma once
 
 #include <cstdint>

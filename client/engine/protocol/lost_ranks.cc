@@ -8,8 +8,9 @@
 namespace ors {
 namespace {
 
-// Seconds after which a rank counts as lost without the report of a reducer that is out of reach.
-constexpr double kUnreachedLane = 5.0;
+// A reducer that has been out of reach for this many seconds need not confirm that a rank is
+// absent.
+constexpr double kUnreachedReducer = 5.0;
 
 }  // namespace
 
@@ -26,14 +27,14 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
-// it absent. A slot that has been out of reach for kUnreachedLane does not count; until then no
+// it absent. A slot that has been out of reach for kUnreachedReducer does not count; until then no
 // rank is lost.
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {
     if (!current_route_.live(reducer)) continue;
     if (!reducer.reached()) {
-      const bool long_ago = reducer.lost_at >= 0 && now - reducer.lost_at >= kUnreachedLane;
+      const bool long_ago = reducer.lost_at >= 0 && now - reducer.lost_at >= kUnreachedReducer;
       if (!long_ago) return std::nullopt;
       continue;
     }

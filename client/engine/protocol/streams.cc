@@ -19,13 +19,12 @@ std::optional<Failure> Streams::learn(const Route& route, const Lane& from, doub
   if (route.number <= current_route_.route().number) return std::nullopt;
   if (route.slots() != lanes_.reducers().size()) {
     return lane_failure(ErrorCode::kProtocol, from,
-                        "names a route of " + std::to_string(route.slots()) + " slots, expected " +
+                        "sent a route of " + std::to_string(route.slots()) + " slots, expected " +
                             std::to_string(lanes_.reducers().size()));
   }
   if (run_.options.rank == 0) {
-    return lane_failure(
-        ErrorCode::kProtocol, from,
-        "names route " + std::to_string(route.number) + ", which rank 0 never made");
+    return lane_failure(ErrorCode::kProtocol, from,
+                        "sent route " + std::to_string(route.number) + ", which rank 0 never made");
   }
   apply(route, now);
   return std::nullopt;

@@ -32,7 +32,7 @@ class ProcessSet:
     def rank(self) -> int | None:
         """This process's rank in the set; None if it is not in the set or the set is not usable.
 
-        Calls with a root, such as ``broadcast``, take its global rank.
+        Calls with a root, such as ``broadcast``, take the root's global rank.
         """
         if self.process_set_id is None or not self.included():
             return None

@@ -15,7 +15,7 @@ from reducer_tools.planner.machines import Machines
 machines_option = click.option(
     "--machines",
     type=click.File("rb"),
-    help="TOML file of your own machine types, which come before the built-in table; `reducer plan "
+    help="TOML file of your own machine types, which override the built-in table; `reducer plan "
     "--show-machines` prints that table as an example.",
 )
 

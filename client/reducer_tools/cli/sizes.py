@@ -59,7 +59,7 @@ def parse_bytes(text: str) -> int:
     except ValueError:
         size = 0
     if size < 1:
-        raise ValueError("expected bytes from 1, such as 4096, 4K, 64M, 1G or 64MB")
+        raise ValueError("expected 1 byte or more, such as 4096, 4K, 64M, 1G or 64MB")
     return size
 
 

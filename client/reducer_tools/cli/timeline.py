@@ -20,7 +20,7 @@ def command(sources: tuple[str, ...], out: str) -> None:
     Open the file at ui.perfetto.dev.
 
     Workers and reducers write timelines if REDUCER_TIMELINE names a folder. Times of one machine
-    agree exactly. Times of several machines agree as well as the clocks of these machines.
+    agree exactly. Times of several machines agree only as closely as the machines' clocks.
     """
     found = [path for source in sources for path in _files(Path(source))]
     files = [path for path in found if path.resolve() != Path(out).resolve()]

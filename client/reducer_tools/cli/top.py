@@ -37,9 +37,9 @@ def command(addresses: tuple[str, ...], interval: float, timeout: float, once: b
     """Watch the throughput, jobs and late ranks of reducers.
 
     The key q ends the command. ADDRESS is host:port of a reducer's metrics port, as for `reducer
-    status`. LATE NOW is the part of the time since the last request in which at least half of the
-    ranks were waiting for this rank. WAITED FOR and SHARE are for the whole run. With --once the
-    exit status is 1 if a reducer does not answer.
+    status`. LATE NOW is the part of the time, since the last request, during which at least half of
+    the ranks were waiting for this rank. WAITED FOR and SHARE are for the whole run. With --once
+    the exit status is 1 if a reducer does not answer.
     """
     need("`reducer top`", "tools", rich="rich")
     from rich.console import Console
@@ -47,7 +47,7 @@ def command(addresses: tuple[str, ...], interval: float, timeout: float, once: b
     console = Console(highlight=False)
     watch = _Watch(status_addresses(addresses), timeout)
     if not once and not console.is_terminal:
-        raise click.UsageError("expected stdout to be a terminal; --once prints one picture")
+        raise click.UsageError("expected stdout to be a terminal; --once prints one table")
     if once:
         _print_once(watch, interval, console)
     else:

@@ -39,7 +39,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def open_all(names: list[str]) -> list[Opened]:
-    """Load each library as NCCL does. Call this in a child process, which a library may crash."""
+    """Load each library as NCCL does. Call this in a child process: a library may crash."""
     return [_open(name) for name in names]
 
 

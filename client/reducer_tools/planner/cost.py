@@ -62,7 +62,7 @@ def check_amount(field: str, what: str, amount: float | None) -> None:
     ``what`` is what the amount counts: "seconds", or "a price for an hour".
     """
     if amount is not None and not 0 <= amount <= 1e9:
-        raise ValueError(f"{field}: expected {what} from 0, got {amount:g}")
+        raise ValueError(f"{field}: expected {what}, 0 or more, got {amount:g}")
 
 
 def check_overlap(overlap: float) -> None:

@@ -88,7 +88,7 @@ class Section:
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-            raise SpecError(self.at(name), f"a whole number from {least}", describe(value))
+            raise SpecError(self.at(name), f"a whole number, {least} or more", describe(value))
         return value
 
     def flag(self, name: str) -> bool | None:

@@ -67,5 +67,5 @@ def _read_row(name: str, row: Section) -> Machine:
     if gbps is None or not 0 < gbps <= 1e6:
         raise SpecError(row.at("gbps"), "Gbit/s above 0", describe(row.get("gbps")))
     if price is not None and not 0 <= price <= 1e9:
-        raise SpecError(row.at("price"), "a price for an hour from 0", describe(price))
+        raise SpecError(row.at("price"), "a price for an hour, 0 or more", describe(price))
     return Machine(name, gbps, price)

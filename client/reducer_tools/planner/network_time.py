@@ -129,7 +129,7 @@ def exact(gbps: float) -> Fraction:
 def _check_count(field: str, count: int, most: int) -> None:
     """Raise ValueError with field, expected and got unless ``count`` is from 1 to ``most``."""
     if count != int(count) or count < 1:
-        raise ValueError(f"{field}: expected a whole number from 1, got {count}")
+        raise ValueError(f"{field}: expected a whole number, 1 or more, got {count}")
     if count > most:
         raise ValueError(f"{field}: expected at most {most:,}, got {_shorten(count)}")
 

@@ -65,7 +65,7 @@ def _read_accelerator(machine: Section) -> tuple[str | None, int]:
         raise SpecError(machine.at("acceleratorType"), "a type with acceleratorCount", "none")
     if accelerator is not None and not count:
         got = describe(machine.get("acceleratorCount"))
-        raise SpecError(machine.at("acceleratorCount"), "a whole number from 1", got)
+        raise SpecError(machine.at("acceleratorCount"), "a whole number, 1 or more", got)
     return accelerator, count or 0
 
 

@@ -26,7 +26,7 @@ class Change:
     Attributes:
         rates: by address of the reducer.
         waits: by (job, run id), then by rank: the fraction of the time between the summaries during
-            which other ranks waited for this rank.
+            which at least half of the ranks waited for this rank.
     """
 
     rates: Mapping[str, Rates]

@@ -1,7 +1,7 @@
 """Limits of a job on a lane besides memory: connections and runs.
 
-Law: only the job that exceeds its quota is refused, by name. So a worker that may speak for one job
-(mode psk) cannot keep another job out.
+Law: quotas count by the name of the job, and only the job that exceeds its quota is refused. So a
+worker that may speak for one job (mode psk) cannot keep another job out.
 
 Other files limit the rest of what a job takes: its memory `budget.py`, its records `records.py`,
 its keys `rounds/key_table.py`, its unanswered and unread bytes `runs/flow.py`, its unstable results

@@ -11,7 +11,8 @@ SHORTEST_WAIT: Final = 0.001
 class Lateness:
     """`waited[rank]`: seconds in which half of the ranks had sent a chunk and this rank had not.
 
-    Half of the ranks, so that neither one early rank nor one late rank makes all others look late.
+    The bar is half of the ranks, so that neither one early rank nor one late rank makes all others
+    look late.
     A second counts once, even if several chunks wait: no rank is waited for longer than the run has
     lasted. A chunk that arrives after a chunk of a later start may count for less than its wait.
     """
@@ -23,7 +24,7 @@ class Lateness:
         self._counted_until = [0.0] * world_size
 
     def note(self, rank: int, since: float, now: float) -> None:
-        """A chunk has come from `rank`, for which the other ranks had waited since `since`."""
+        """A chunk has come from `rank`, for which half of the ranks had waited since `since`."""
         if now - since < SHORTEST_WAIT:
             return
         counted = self._counted_until[rank]

@@ -1,4 +1,4 @@
-"""How runs end (over, failed, internal error) and how sessions end (lost, refused, broken)."""
+"""How runs end (over, failed, internal error) and how sessions end (closed, refused, broken)."""
 
 from __future__ import annotations
 

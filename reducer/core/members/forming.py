@@ -111,7 +111,10 @@ class Forming:
         return len(self.sessions) == self.world_size
 
     def absent(self, most: int) -> list[int]:
-        """The first `most` absent ranks, without a walk over all: a peer chooses the world size."""
+        """The first `most` absent ranks.
+
+        This does not walk over all ranks, because a peer may claim a huge world size.
+        """
         found: list[int] = []
         for rank in range(self.world_size):
             if len(found) == most:

@@ -294,8 +294,8 @@ class Joining:
         run = members.run
         if members.incarnations.get(hello.rank) != hello.incarnation or hello.rank in members.left:
             raise JoinError(
-                f"run {run.run_id!r} of job {run.name!r} is complete: rank {hello.rank} cannot "
-                "join it from a new process; start the job with a new run id"
+                f"run {run.run_id!r} of job {run.name!r} has all its ranks: rank {hello.rank} "
+                "cannot join it from a new process; start the job with a new run id"
             )
         run.reconnects += 1
         out = self._replace(members.last[hello.rank], now)

@@ -44,7 +44,7 @@ class Members:
         self.run = run
         self.incarnations = incarnations
         self.digest_every = digest_every  # passed on to all ranks, not used here
-        self.silence = silence  # seconds without a byte before a rank counts as lost
+        self.silence = silence  # seconds without a byte before a rank's session is closed
         # The session of each rank, open or not.
         self.last: list[int | None] = [None] * run.world_size
         self.left: set[int] = set()

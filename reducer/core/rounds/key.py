@@ -43,7 +43,7 @@ class Key(Listed):
         """Whether the position is above all that the rank has reported."""
         return position > self._tree[self._world_size + rank]
 
-    def report(self, rank: int, position: int) -> bool:
+    def take_done(self, rank: int, position: int) -> bool:
         """Take a rank's done position. Returns whether `stable` has risen."""
         tree = self._tree
         at = self._world_size + rank

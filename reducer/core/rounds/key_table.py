@@ -221,7 +221,7 @@ class KeyTable:
         """Take a rank's done position. Returns the results to free, or None if `stable` did not
         rise.
         """
-        if not key.report(rank, done):
+        if not key.take_done(rank, done):
             return None
         self._untold.add(key, key.holds_stable)  # first: if this raises, nothing is lost
         freed, cost = key.release()
@@ -249,7 +249,10 @@ class KeyTable:
         return list(found.items())
 
     def payload(self, keys: list[KeyRounds], now: float) -> bytes:
-        """The stable positions of keys, for a rank that may have missed them."""
+        """A HEARTBEAT with the stable positions of keys, for a rank that may have missed them.
+
+        The keys count as used now.
+        """
         for key in keys:
             key.touched_at = now
         return payload_of(key for key in keys if key.stable)

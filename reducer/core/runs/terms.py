@@ -1,4 +1,4 @@
-"""The terms of a run: what its ranks have agreed on, and the number that this lane gives it."""
+"""The terms of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from reducer.wire.messages import ChunkTable
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`job` and `run_id` name the run; `slot` is this reducer's slot in rank 0's numbering."""
+    """What the ranks of a run have agreed on, and the `number` that this lane gives the run.
+
+    `job` and `run_id` name the run; `slot` is this reducer's slot in rank 0's numbering.
+    """
 
     number: int
     job: str

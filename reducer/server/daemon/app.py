@@ -163,7 +163,7 @@ class Server:
         self._serves = False
         # 2. Stop accepting, and close sockets without a preface.
         self._acceptor.stop()
-        # 3. Lanes finish their open rounds by the deadline, send GOAWAY and close.
+        # 3. Lanes send GOAWAY, let open rounds finish by the deadline, and close.
         logger.info("draining: open rounds have %g s", self._options.drain_timeout)
         seconds = self._options.drain_timeout + _DRAIN_GRACE_SECONDS
         drain = asyncio.create_task(self._lanes.drain(seconds))

@@ -322,14 +322,14 @@ class LaneShell(Owner):
         return seconds
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
-        """The peer broke the protocol: its session ends, the others continue."""
+        """The peer broke the protocol: its session ends; other sessions continue."""
         self.counters.protocol_errors += 1
         if isinstance(error, UnreadError):
             connection.note_slow_reader(str(error))
         self._end(connection, error)
 
     def failed(self, connection: Connection, error: Exception) -> None:
-        """An internal error concerns this session: its run ends, the others continue."""
+        """An internal error concerns this session: its run ends; other runs continue."""
         self._end(connection, error)
 
     def _end(self, connection: Connection, error: Exception) -> None:

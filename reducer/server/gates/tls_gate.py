@@ -1,4 +1,4 @@
-"""The gate of mode tls: handshakes, until a certificate has proven what the worker may join.
+"""The gate of mode tls: handshakes, until a certificate has shown what the worker may join.
 
 Threads run OpenSSL's part of the handshakes. The loop does the cheap part: it reads bytes, and
 sends what OpenSSL has written.

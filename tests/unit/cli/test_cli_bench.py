@@ -73,7 +73,7 @@ def test_sizes_are_written_as_in_nccl_tests(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0K", "-4K", "4KK", "1.5G", "K", "4 K 4", "1e6"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(ValueError, match="expected bytes from 1, such as"):
+    with pytest.raises(ValueError, match="expected 1 byte or more, such as"):
         parse_bytes(text)
 
 
@@ -115,7 +115,7 @@ def test_any_option_changes_the_digest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("-b", "4X"), "expected bytes from 1, such as 4096, 4K, 64M, 1G or 64MB; got '4X'"),
+        (("-b", "4X"), "expected 1 byte or more, such as 4096, 4K, 64M, 1G or 64MB; got '4X'"),
         (("-b", "64K", "-e", "4K"), "minbytes: expected at most maxbytes (4096), got 65536"),
         (("-b", "2"), "minbytes: expected at least 4 for all_reduce of float32 over 2 ranks"),
         (("-f", "2", "-i", "4K"), "--stepfactor and --stepbytes: expected one of them"),

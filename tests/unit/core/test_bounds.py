@@ -28,11 +28,11 @@ from reducer.core.surface import events
 from reducer.core.surface.numbers import RunPart
 from reducer.core.ticks import (
     KEY_IDLE_SECONDS,
-    MADE,
     MOST_IDLE,
     MOST_STALLED,
     MOST_TOLD,
     MOST_TOLD_ABSENCE,
+    RANKS_OF_PREPARING,
 )
 from reducer.wire import messages
 from reducer.wire.codes import (
@@ -287,7 +287,7 @@ def test_what_many_runs_have_to_tell_is_told_a_part_at_each_tick() -> None:
         lane.stand_still(lane.settings.heartbeat if number == 1 else tick)
         frames = {worker: worker.read(MessageKind.HEARTBEAT) for worker in told}
         sizes = {w: sum(len(f.payload or b"") for f in found) for w, found in frames.items()}
-        assert (MADE + 1) * sum(sizes.values()) // 16 <= 2 * MOST_TOLD
+        assert (RANKS_OF_PREPARING + 1) * sum(sizes.values()) // 16 <= 2 * MOST_TOLD
         for worker, size in sizes.items():
             told[worker] += size
         assert frames[small] or number > 1
@@ -764,7 +764,7 @@ def test_stable_is_the_least_done_of_all_ranks(world: int) -> None:
         before = min(done)
         assert key.is_news(rank, position) == (position > done[rank])
         done[rank] = max(done[rank], position)
-        assert key.report(rank, position) == (min(done) > before)
+        assert key.take_done(rank, position) == (min(done) > before)
         assert key.stable == min(done)
 
 
@@ -774,9 +774,9 @@ def test_what_one_rank_reports_costs_no_more_for_all_the_others() -> None:
     def last_of(world: int) -> float:
         key = KeyRounds(1, world)
         for rank in range(1, world):
-            key.report(rank, 1 << 60)
+            key.take_done(rank, 1 << 60)
         numbers = iter(range(1, 1 << 30))
-        return cpu(lambda: [key.report(0, next(numbers)) for _ in range(500)])
+        return cpu(lambda: [key.take_done(0, next(numbers)) for _ in range(500)])
 
     assert last_of(MAX_WORLD_SIZE) < 10 * last_of(8)
 

@@ -89,7 +89,7 @@ def test_ring_gbps_inverts_ring_seconds(workers: int, gbps: float, scale: float)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"workers": 0}, "workers: expected a whole number from 1, got 0"),
+        ({"workers": 0}, "workers: expected a whole number, 1 or more, got 0"),
         ({"worker_gbps": 0.0}, "worker_gbps: expected a number above 0, got 0"),
         ({"reducer_gbps": -1.0}, "reducer_gbps: expected a number above 0, got -1"),
         ({"reducer_gbps": math.nan}, "reducer_gbps: expected a number above 0, got nan"),
@@ -105,8 +105,11 @@ def test_bad_values_are_named(options: dict[str, Any], text: str) -> None:
 
 def test_the_command_names_a_bad_value_and_exits_2() -> None:
     for options, text in (
-        (("--workers", "0"), "workers: expected a whole number from 1, got 0"),
-        (("--workers", "4", "--reducers", "0"), "reducers: expected a whole number from 1, got 0"),
+        (("--workers", "0"), "workers: expected a whole number, 1 or more, got 0"),
+        (
+            ("--workers", "4", "--reducers", "0"),
+            "reducers: expected a whole number, 1 or more, got 0",
+        ),
         (("--workers", "4", "--gradient-bytes", "4X"), "--gradient-bytes"),
     ):
         result = plan(*options, "--worker-gbps", "1", "--reducer-gbps", "1")

@@ -277,10 +277,10 @@ def set_at(spec: Any, path: str, value: Any) -> Any:
         (
             "workerPoolSpecs.1.replicaCount",
             0,
-            "workerPoolSpecs[1].replicaCount: expected a whole number from 1, got 0",
+            "workerPoolSpecs[1].replicaCount: expected a whole number, 1 or more, got 0",
         ),
-        ("workerPoolSpecs.1.replicaCount", 1.5, "expected a whole number from 1, got 1.5"),
-        ("workerPoolSpecs.1.replicaCount", True, "expected a whole number from 1, got true"),
+        ("workerPoolSpecs.1.replicaCount", 1.5, "expected a whole number, 1 or more, got 1.5"),
+        ("workerPoolSpecs.1.replicaCount", True, "expected a whole number, 1 or more, got true"),
         pytest.param(
             "workerPoolSpecs.1.replicaCount", 10**5000, "got a number of too many digits", id="huge"
         ),
@@ -307,7 +307,7 @@ def set_at(spec: Any, path: str, value: Any) -> Any:
         (
             "workerPoolSpecs.1.machineSpec.acceleratorCount",
             0,
-            "workerPoolSpecs[1].machineSpec.acceleratorCount: expected a whole number from 1",
+            "workerPoolSpecs[1].machineSpec.acceleratorCount: expected a whole number, 1 or more",
         ),
         (
             "workerPoolSpecs.1.machineSpec.acceleratorType",
@@ -351,7 +351,7 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
         ),
         (
             {"scaleTier": "CUSTOM", "masterType": "standard", "workerCount": "many"},
-            "trainingInput.workerCount: expected a whole number from 0, got 'many'",
+            "trainingInput.workerCount: expected a whole number, 0 or more, got 'many'",
         ),
         (
             {

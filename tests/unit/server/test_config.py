@@ -64,7 +64,7 @@ def test_the_file_of_the_command_line_beats_that_of_the_environment(tmp_path: Pa
         ("port", "70000", "at most 65535"),
         ("port", "x", "whole number"),
         ("port", "-1", "at least 0"),
-        ("lanes", "0", "'auto' or a number from 1"),
+        ("lanes", "0", "'auto' or a number of 1 or more"),
         ("memory", "lots", "expected a size"),
         ("memory", "1KiB", "at least 1MiB"),
         ("log_format", "xml", "one of text, json"),
