@@ -47,7 +47,7 @@ def _refuse_service_link(port: str) -> None:
     """Raises ClusterError for a Service named reducer: its one address stands for all pods."""
     if is_service_link(port):
         raise ClusterError(
-            f"REDUCER_PORT: got {port!r}, which Kubernetes sets for a Service named reducer; "
-            "this address leads to any one of the pods. Put enableServiceLinks: false into the "
-            "pod's spec, and set REDUCER_SERVICE and REDUCER_REPLICAS"
+            f"REDUCER_PORT: got {port!r}, which Kubernetes sets for a Service named reducer; it "
+            "leads to any one of the pods. Put enableServiceLinks: false into the pod's spec, and "
+            "set REDUCER_SERVICE and REDUCER_REPLICAS"
         )

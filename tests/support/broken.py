@@ -63,15 +63,15 @@ def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
     from reducer.core.rounds.key_table import KeyRounds
 
-    before = KeyRounds.report
+    before = KeyRounds.take_done
 
-    def report(self: KeyRounds, rank: int, position: int) -> bool:
+    def take_done(self: KeyRounds, rank: int, position: int) -> bool:
         risen = False
         for other in range(self._world_size):
             risen |= before(self, other, position)
         return risen
 
-    KeyRounds.report = report  # type: ignore[method-assign]
+    KeyRounds.take_done = take_done  # type: ignore[method-assign]
 
 
 def redelivery() -> None:
