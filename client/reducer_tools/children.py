@@ -1,4 +1,4 @@
-"""Worker processes of the tools: they end with their parent, and their exit codes as text."""
+"""Starts the worker processes of the tools, which end with their parent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def _work(parent: int, main: Callable[..., None], *arguments: Any) -> None:
 
 
 def describe_exit(process: BaseProcess) -> str:
-    """How a process ended too early, as the verb phrase after "the worker"."""
+    """How a process ended too early, as the verb phrase after "the worker".
+
+    Waits up to EXIT_SECONDS for the end of a process that has closed its pipe.
+    """
     process.join(EXIT_SECONDS)
     code = process.exitcode
     if code is None:

@@ -344,6 +344,15 @@ def test_a_route_is_passed_on_and_a_dead_slots_chunks_are_taken_over() -> None:
     assert welcome(again(workers[0])).live == (0, 1)
 
 
+def test_a_route_is_passed_on_as_it_came() -> None:
+    """With names that this version does not know: the other ranks may know them."""
+    _, workers = survivors()
+    payload = msgpack.packb({**msgpack.unpackb(messages.encode(MOVED)), "of a later minor": 7})
+    workers[0].session.send(frame(Header(MessageKind.ROUTE), payload))
+    (passed,) = workers[1].read(MessageKind.ROUTE)
+    assert bytes(passed.payload or b"") == payload
+
+
 def test_streams_of_living_slots_stay_and_moved_ones_are_dropped_with_what_was_owed() -> None:
     lane, workers = survivors()
     own, other = spec_of_home(1), spec_of_home(0)
