@@ -64,6 +64,15 @@ def test_absent_ranks_are_named() -> None:
     assert "ranks 2, 3 of 4 have not joined job 'job' within 10 s" in text
 
 
+def test_of_many_absent_ranks_sixteen_are_named() -> None:
+    worker = Worker(world_size=30)
+    worker.pending(*range(10, 30))
+    worker.tick(10)
+    _, text = failure(worker)
+    named = ", ".join(str(rank) for rank in range(10, 26))
+    assert f"ranks {named} and 4 more of 30 have not joined" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
