@@ -13,7 +13,7 @@ from reducer.kernels import KernelSet, load
 from reducer.server.data.executor import failure_of, folded, reduced
 from reducer.server.pipe.reports import put_together
 from reducer.server.pipe.snapshot import LaneNumbers, LaneReport, Snapshot, Usage
-from reducer.wire.codes import ITEM_SIZES, MessageKind
+from reducer.wire.codes import ITEM_SIZES, MAX_REDUCERS, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header
@@ -133,6 +133,7 @@ class SimLane:
             "lanes": 1,
             "incarnation": bytes(16),
             "budget": 64 << 20,
+            "max_reducers": MAX_REDUCERS,
             "crc32c": self.kernels.crc32c,
             "acc_itemsize": self.kernels.acc_itemsize,
         }

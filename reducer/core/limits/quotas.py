@@ -108,6 +108,13 @@ def too_many_runs(job: str, runs: int) -> QuotaError:
     )
 
 
+def too_many_reducers(job: str, reducers: int, limit: int) -> QuotaError:
+    return QuotaError(
+        f"job {job!r} names {reducers:,} reducers, the limit for one job is {limit:,} "
+        "(--max-reducers): name fewer, or raise the limit on each reducer"
+    )
+
+
 def too_many_ended(job: str, runs: int) -> QuotaError:
     return QuotaError(
         f"job {job!r} has {runs:,} runs that have ended and are not forgotten yet, the limit for "

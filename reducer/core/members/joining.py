@@ -13,6 +13,7 @@ from reducer.core.limits.quotas import (
     allowed_connections,
     too_many_ended,
     too_many_jobs,
+    too_many_reducers,
     too_many_runs,
 )
 from reducer.core.members.endings import Endings, Refusals
@@ -215,7 +216,7 @@ class Joining:
         forming = self._roster.forming.get(id_)
         if forming is None:
             self._most.check_world(hello.job, hello.world_size)
-            self._check_quota(hello.job)
+            self._check_quota(hello)
             forming = Forming(hello)
         # First: if the following fails halfway, the end of the session undoes it.
         peer.rank, peer.forming = hello.rank, forming
@@ -234,8 +235,10 @@ class Joining:
             return out + self._founding.complete(forming, now)
         return [*out, self.pending(forming, (peer.id,))]
 
-    def _check_quota(self, job: str) -> None:
-        roster, settings = self._roster, self._settings
+    def _check_quota(self, hello: messages.Hello) -> None:
+        roster, settings, job = self._roster, self._settings, hello.job
+        if hello.reducers > settings.max_reducers:
+            raise too_many_reducers(job, hello.reducers, settings.max_reducers)
         if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
             raise too_many_jobs(settings.max_jobs)
         if self._run_count(job) >= settings.max_runs:

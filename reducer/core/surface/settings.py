@@ -34,6 +34,7 @@ class LaneSettings:
     job_budget: int = 0  # of one job; 0: no limit but `budget`
     max_jobs: int = 1_000
     max_runs: int = 1_000  # of one job
+    max_reducers: int = 512  # of one job
     job_keys: int = 200_000  # of one run, for each home slot
     descriptors: int = 1 << 20  # files that the process may open
     most_summed: int = MOST_SUMMED  # bytes in one turn; at least four parts

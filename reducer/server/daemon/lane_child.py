@@ -173,6 +173,7 @@ def _lane_options(
         job_memory=-(-options.job_memory // options.lane_count),
         max_jobs=options.max_jobs,
         max_runs=options.max_runs,
+        max_reducers=options.max_reducers,
         job_keys=options.job_keys,
         require_native=options.require_native,
         no_native=options.no_native,

@@ -437,6 +437,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         job_budget=options.job_memory,
         max_jobs=options.max_jobs,
         max_runs=options.max_runs,
+        max_reducers=options.max_reducers,
         job_keys=options.job_keys,
         descriptors=file_descriptors.limit(),
         traced=bool(options.timeline),

@@ -24,6 +24,7 @@ class LaneOptions:
     job_memory: int
     max_jobs: int
     max_runs: int
+    max_reducers: int
     job_keys: int
     require_native: bool
     no_native: bool

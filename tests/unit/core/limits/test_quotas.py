@@ -37,6 +37,14 @@ def test_a_job_has_its_share_of_runs() -> None:
     assert all(worker.read(MessageKind.WELCOME) for worker in other)
 
 
+def test_a_job_has_its_share_of_reducers() -> None:
+    lane = SimLane(max_reducers=3)
+    text = refused_for(Scripted(lane, 0, 2, job="a", reducers=4))
+    assert "job 'a' names 4 reducers, the limit for one job is 3 (--max-reducers)" in text
+    workers = [Scripted(lane, rank, 2, job="a", reducers=3) for rank in range(2)]
+    assert all(worker.read(MessageKind.WELCOME) for worker in workers)
+
+
 def test_runs_that_everybody_has_left_take_no_share() -> None:
     lane = SimLane(max_runs=2)
     for number in range(5):
