@@ -182,7 +182,7 @@ std::optional<Failure> Joining::maybe_join(double now) {
   for (Lane* lane : lanes_.all()) {
     lane->bind();
     lane->attempts = 0;
-    lane->complete_since = now;
+    lane->none_absent_since = now;
     lane->last_heard = now;
   }
   for (size_t i = 0; i < lanes_.all().size();

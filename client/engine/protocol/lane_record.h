@@ -55,13 +55,13 @@ struct Lane {
   std::string incarnation;
   uint64_t instance = 0;
   bool restarted = false;
-  bool drains = false;         // GOAWAY received
-  bool silent = false;         // nothing was received for longer than Options::silence
-  uint32_t route_known = 0;    // newest route that the lane has for certain
-  std::string suspicion;       // why this worker suspects its slot; empty if not
-  double lost_at = -1;         // when it stopped being welcomed; below 0 if welcomed
-  Absence absence;             // last ABSENT
-  double complete_since = -1;  // since when no rank is absent there; below 0 if one is
+  bool drains = false;            // GOAWAY received
+  bool silent = false;            // nothing was received for longer than Options::silence
+  uint32_t route_known = 0;       // newest route that the lane has for certain
+  std::string suspicion;          // why this worker suspects its slot; empty if not
+  double lost_at = -1;            // when it stopped being welcomed; below 0 if welcomed
+  Absence absence;                // last ABSENT
+  double none_absent_since = -1;  // since when no rank is absent there; below 0 if one is
 
   double last_heard = 0;
   double last_sent = 0;

@@ -18,9 +18,9 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
   Absence absence;
   if (const char* wrong = decode_absent(payload, &absence))
     return bad_frame(*lane, "ABSENT", wrong);
-  const bool complete = absence.absent.empty();
-  if (!complete) lane->complete_since = -1;
-  if (complete && lane->complete_since < 0) lane->complete_since = now;
+  const bool none_absent = absence.absent.empty();
+  if (!none_absent) lane->none_absent_since = -1;
+  if (none_absent && lane->none_absent_since < 0) lane->none_absent_since = now;
   lane->absence = std::move(absence);
   watch(now);
   return std::nullopt;

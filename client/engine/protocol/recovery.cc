@@ -65,7 +65,7 @@ void Recovery::resume(Lane* lane, double now) {
   lane->last_heard = now;
   lane->silent = false;
   lane->absence = {};
-  lane->complete_since = now;
+  lane->none_absent_since = now;
   lane->route_known = lane->welcome.route.number;
   const bool same_process = lane->incarnation == lane->welcome.incarnation;
   const bool same = same_process && lane->instance == lane->welcome.instance;

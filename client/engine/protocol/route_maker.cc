@@ -5,8 +5,8 @@
 namespace ors {
 namespace {
 
-constexpr double kComplete = 0.5;  // seconds without an absent rank before a slot is taken in
-constexpr double kPatience = 1.0;  // least seconds out: its lanes then name ranks they miss
+constexpr double kNoneAbsent = 0.5;  // seconds without an absent rank before a slot is taken in
+constexpr double kPatience = 1.0;    // least seconds out: its lanes then name ranks they miss
 constexpr double kMostPatience = 30.0;
 constexpr double kSteady = 60.0;  // seconds in after which patience starts over
 
@@ -35,8 +35,8 @@ bool RouteMaker::may_take_in(const Reducer& reducer, double now) const {
   if (now - reducer.moved_at < reducer.patience) return false;
   return std::all_of(reducer.lanes.begin(), reducer.lanes.begin() + reducer.count,
                      [now](const auto& lane) {
-                       return !lane->drains && lane->complete_since >= 0 &&
-                              now - lane->complete_since >= kComplete;
+                       return !lane->drains && lane->none_absent_since >= 0 &&
+                              now - lane->none_absent_since >= kNoneAbsent;
                      });
 }
 

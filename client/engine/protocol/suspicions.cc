@@ -53,7 +53,7 @@ std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view paylo
 // just slow, a close would look to the lane as if this worker had died.
 void Suspicions::change_silence(Lane* lane, double silent, double now) {
   lane->silent = !lane->silent;
-  lane->complete_since = lane->silent || !lane->absence.absent.empty() ? -1 : now;
+  lane->none_absent_since = lane->silent || !lane->absence.absent.empty() ? -1 : now;
   if (!lane->silent) return clear(lane);
   lane->trouble = "nothing was heard from it for " + in_seconds(silent);
   suspect(lane, lane->trouble, now);
@@ -172,7 +172,7 @@ void Suspicions::shift_clocks(double seconds) {
   for (Lane* lane : lanes_.all()) {
     shift(&lane->last_heard);
     shift(&lane->lost_at);
-    shift(&lane->complete_since);
+    shift(&lane->none_absent_since);
   }
   for (Reducer& reducer : lanes_.reducers()) {
     shift(&reducer.lost_at);
