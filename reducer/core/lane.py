@@ -90,7 +90,7 @@ class Lane:
     def admit_long(self, session: int, header: Header, unread: int) -> None:
         """Like `admit`, for a control frame of more than MAX_EARLY_BYTES.
 
-        Only a complete run has reserved memory for such a frame.
+        Only a formed run has reserved memory for such a frame.
         """
         peer = self._roster.sessions[session]
         if peer.run is None:
@@ -133,7 +133,7 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether the lane has no run at all: none complete, forming or ended."""
+        """Whether the lane has no run at all: none forming, formed or ended."""
         return not (self._roster.runs or self._roster.forming or len(self._roster.ended))
 
     @property

@@ -97,7 +97,7 @@ def run_numbers(run: Run, ranks: int) -> RunNumbers:
 
 
 def run_report(members: Members, now: float, rounds: int) -> RunReport:
-    """Returns the report of a complete run, with ``rounds`` waiting rounds at most."""
+    """Returns the report of a formed run, with ``rounds`` waiting rounds at most."""
     run = members.run
     waiting = run.open.stalled(now, WAITING_SECONDS, rounds)
     lost = members.absent(now).absent

@@ -221,7 +221,7 @@ class Ticks:
 
     def _forget_idle_of(self, members: Members, now: float) -> int:
         idle = members.run.idle
-        if not members.complete:  # a rank that reconnects is told of idle keys
+        if not members.all_connected:  # a rank that reconnects is told of idle keys
             return idle.take_apart(MOST_IDLE)
         return idle.forget(now - members.silence - KEY_IDLE_SECONDS, MOST_IDLE)
 

@@ -217,7 +217,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run is complete: contributions may be sent.
+    """The run has formed: contributions may be sent.
 
     Without `since`, `live` and `lanes_by_slot` the route is 0, in which every slot is live.
     """

@@ -104,7 +104,7 @@ def test_silent_connections_of_one_job_push_out_its_own(
 
 
 def test_runs_of_one_job_leave_room_for_others(daemon: Daemon, key: bytes, calm: Worker) -> None:
-    """Whoever has the key of a job can begin runs of it that never complete."""
+    """Whoever has the key of a job can begin runs of it that never form."""
     with ExitStack() as stack:
         for number in range(MAX_RUNS):
             greedy(stack, daemon, key, hello(f"run-{number}"))
@@ -153,7 +153,7 @@ def test_what_a_job_makes_a_lane_remember_is_bounded(
 def test_a_job_that_forms_leaves_descriptors_and_memory_to_others(
     key_file: str, key: bytes
 ) -> None:
-    """Regression: incomplete runs took all descriptors, and 83 KB a connection for half a frame."""
+    """Regression: forming runs took all descriptors, and 83 KB a connection for half a frame."""
     part = heartbeat(*[(number, 1) for number in range(4_096)])[:-1]
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--key-file", key_file, descriptors=512))

@@ -92,7 +92,7 @@ class ModelLane:
         self.instance = 0
         slots = len(lanes_by_slot)
         self.route = messages.Route(0, (0,) * slots, (1,) * slots, lanes_by_slot)
-        self.complete = False
+        self.formed = False
         self.sessions: dict[int, Session] = {}
         self.lost: dict[int, float] = {}
         self.left: set[int] = set()
@@ -113,7 +113,7 @@ class ModelLane:
         self.now = now
         ranks = [r for r, at in self.lost.items() if now - at >= 0.5 and r not in self.left]
         absent = messages.Absent(tuple((r, "reset") for r in sorted(ranks)), tuple(self.left))
-        if self.complete and absent != self.told:
+        if self.formed and absent != self.told:
             self.told = absent
             self._to_all(control(absent))
         if now - self.beat_at >= 0.25:
@@ -156,11 +156,11 @@ class ModelLane:
         session.rank = hello.rank
         self.sessions[hello.rank] = session
         self.lost.pop(hello.rank, None)
-        assert hello.rejoin == (self.complete or self.incarnation[-1] > 0)
-        if self.complete:
+        assert hello.rejoin == (self.formed or self.incarnation[-1] > 0)
+        if self.formed:
             self._welcome(session)
         elif len(self.sessions) == self.world:
-            self.complete = True
+            self.formed = True
             self.instance += 1
             for each in self.sessions.values():
                 self._welcome(each)
@@ -226,7 +226,7 @@ class ModelLane:
 
     def _contribution(self, session: Session, header: Header, payload: bytes) -> None:
         home = self._home(header.key, header.chunk)
-        if not self.complete or not self._current(session, home, header.route):
+        if not self.formed or not self._current(session, home, header.route):
             return
         assert self._owns(header.key, header.chunk)
         self._done(session, home, header.key, header.done)
@@ -259,7 +259,7 @@ class ModelLane:
 
     def _describe(self, session: Session, header: Header) -> None:
         home = self._home(header.key, 0)
-        if not self.complete or not self._current(session, home, header.route):
+        if not self.formed or not self._current(session, home, header.route):
             return
         key = self._key(home, header.key)
         said = key.described.setdefault(header.round, {})
@@ -269,7 +269,7 @@ class ModelLane:
 
     def _abandon(self, session: Session, header: Header, why: messages.Abandon) -> None:
         home, number = header.chunk, header.round
-        if not self.complete or not self._current(session, home, header.route):
+        if not self.formed or not self._current(session, home, header.route):
             return
         verdict = messages.Refused(why.code, why.message)
         key = self._key(home, header.key)
@@ -300,7 +300,7 @@ class ModelLane:
         return frame(answer, payload)
 
     def _heartbeat(self, session: Session, header: Header, payload: bytes) -> None:
-        if payload and self.complete and self._current(session, header.chunk, header.route):
+        if payload and self.formed and self._current(session, header.chunk, header.route):
             for key, done in struct.iter_unpack("<QQ", payload):
                 self._done(session, header.chunk, key, done)
 

@@ -103,7 +103,7 @@ class Scripted:
 
 
 def join_all(lane: SimLane, world_size: int, **kwargs: object) -> list[Scripted]:
-    """The ranks of a complete run."""
+    """The ranks of a formed run."""
     return [Scripted(lane, rank, world_size, **kwargs) for rank in range(world_size)]  # type: ignore[arg-type]
 
 

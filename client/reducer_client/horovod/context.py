@@ -225,7 +225,7 @@ def _connect(membership: config.Membership, settings: config.HorovodSettings) ->
     start = next(_inits)
     if membership.size == 1 and not membership.reducers:
         return SingleRankGroup()
-    # A complete run accepts no new member, so a second init joins a new run.
+    # A formed run accepts no new member, so a second init joins a new run.
     run_id = f"{membership.run_id}.{start}" if membership.run_id and start else None
     return reducer_client.connect(
         rank=membership.rank,

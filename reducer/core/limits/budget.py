@@ -1,7 +1,7 @@
 """The memory of a lane, and how much of it each job has reserved.
 
 Numbers only; no memory is owned here. The law: every byte that a worker may send has room that was
-reserved when the worker's run was complete, so a lane never has to stop reading (PROTOCOL.md,
+reserved when the worker's run formed, so a lane never has to stop reading (PROTOCOL.md,
 section 7).
 """
 

@@ -24,7 +24,7 @@ PART_OF_DESCRIPTORS: Final = 2
 # A connection whose run is forming takes memory that no budget counts: in mode tls up to
 # BYTES_PER_CONNECTION with an unfinished frame and an unfinished TLS record, and 36 KB when idle.
 # One job may have FREE_CONNECTIONS, or more if it has BYTES_PER_CONNECTION of memory for each. A
-# complete run has reserved more than that for each worker.
+# formed run has reserved more than that for each worker.
 FREE_CONNECTIONS: Final = 1_024
 BYTES_PER_CONNECTION: Final = 65_536
 # Ended runs of one job that are not forgotten yet, for each run that the job may have.

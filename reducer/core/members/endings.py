@@ -194,7 +194,7 @@ class Refusals:
     def close(self, peer: Session, reason: str, now: float) -> list[Output]:
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
-        if peer.forming is not None:  # else the run could be complete with this session
+        if peer.forming is not None:  # else the run could form with this session
             self._unjoin(peer, peer.forming)
         peer.move(SessionState.CLOSED)
         return [Close(peer.run_number, peer.id, reason)]

@@ -6,7 +6,7 @@ from reducer.wire import messages
 from reducer.wire.errors import JoinError
 from reducer.wire.keys import run_title, split_run_id
 
-# Job, run id, and whether the run was complete before. The run id is "" unless all ranks must give
+# Job, run id, and whether the run has formed before. The run id is "" unless all ranks must give
 # it, as in a group or a rejoin; one such run of a job forms at a time.
 FormingId = tuple[str, str, bool]
 
@@ -18,12 +18,12 @@ def forming_id(hello: messages.Hello) -> FormingId:
 
 
 class Forming:
-    """The ranks of a run until it is complete; `sessions` and `incarnations` by rank.
+    """The ranks of a run until it has formed; `sessions` and `incarnations` by rank.
 
     A rank whose connection has ended is forgotten, with everything that it has said. A process that
     was started again can then take its place, and a new rank 0 can name another run id.
 
-    If the run was complete before, this lane has lost its state or never had it. Only the processes
+    If the run has formed before, this lane has lost its state or never had it. Only the processes
     of the run come back, so no other process may join.
     """
 
@@ -107,7 +107,8 @@ class Forming:
         return next(iter(self._run_ids.values()), "")
 
     @property
-    def complete(self) -> bool:
+    def formed(self) -> bool:
+        """Whether all ranks have joined."""
         return len(self.sessions) == self.world_size
 
     def absent(self, most: int) -> list[int]:

@@ -40,7 +40,7 @@ CUT_OFF_AT_ONCE: Final = 1 << 20
 
 
 class Founding:
-    """Turns forming runs into complete ones. `_runs` counts them: each run has its number."""
+    """Makes runs of which all ranks have joined. `_runs` counts them: each run has its number."""
 
     def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
         self._roster = roster
@@ -49,7 +49,7 @@ class Founding:
         self._settings = roster.settings
         self._runs = 0
 
-    def complete(self, forming: Forming, now: float) -> list[Output]:
+    def form(self, forming: Forming, now: float) -> list[Output]:
         """All ranks have joined: reserve memory, and welcome them."""
         out = self._endings.end_deserted(forming.job, forming.run_id, now)
         try:
@@ -176,7 +176,7 @@ class Joining:
         return self._endings.end(members) + self._join(peer, hello, now)
 
     def _members_of(self, hello: messages.Hello) -> Members | None:
-        """The complete run that the hello is for.
+        """The formed run that the hello is for.
 
         A rank whose WELCOME was lost cannot name its run, so its incarnation is looked up.
         """
@@ -189,7 +189,7 @@ class Joining:
         return None
 
     def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
-        """Admit the rank to a forming run, which may be complete with this rank."""
+        """Admit the rank to a forming run, which this rank may be the last to join."""
         out = self._make_place(hello, now)  # these outputs are not lost if the rank is refused
         try:
             return out + self._admit(peer, hello, now)
@@ -231,8 +231,8 @@ class Joining:
         count = f"{len(forming.sessions)} of {forming.world_size} are here"
         text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
         out.append(Log(0, logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
-        if forming.complete:
-            return out + self._founding.complete(forming, now)
+        if forming.formed:
+            return out + self._founding.form(forming, now)
         return [*out, self.pending(forming, (peer.id,))]
 
     def _check_quota(self, hello: messages.Hello) -> None:
@@ -279,7 +279,7 @@ class Joining:
         return None
 
     def _run_count(self, job: str) -> int:
-        """How many runs of the job are complete or forming."""
+        """How many runs of the job are forming or formed."""
         forming = sum(f.job == job for f in self._roster.forming.values())
         return forming + sum(name == job for name, _ in self._roster.runs)
 
@@ -293,7 +293,7 @@ class Joining:
     def _rejoin(
         self, members: Members, peer: Session, hello: messages.Hello, now: float
     ) -> list[Output]:
-        """A complete run admits only its own members, on a new connection."""
+        """A formed run admits only its own members, on a new connection."""
         run = members.run
         if members.incarnations.get(hello.rank) != hello.incarnation or hello.rank in members.left:
             raise JoinError(

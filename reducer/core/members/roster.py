@@ -88,7 +88,7 @@ class Members:
         self._last_lost_at = min(now, self._last_lost_at + seconds)
 
     @property
-    def complete(self) -> bool:
+    def all_connected(self) -> bool:
         """Whether every rank that has not left is connected."""
         return not self._lost
 

@@ -1,4 +1,4 @@
-"""One complete run of a job on one lane: contributions in, results out.
+"""One formed run of a job on one lane: contributions in, results out.
 
 The run knows ranks, keys, rounds and credits; the lane above it knows sessions and members. Output
 order matters: a buffer is freed only after the last output that reads it.

@@ -59,7 +59,7 @@ class RunNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A run that is complete. In ``lateness`` the rank that was waited for the longest is first."""
+    """A formed run. In ``lateness`` the rank that was waited for the longest is first."""
 
     job: str
     title: str
@@ -95,7 +95,7 @@ class FormingReport:
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """The part of a lane's report that is about one complete run."""
+    """The part of a lane's report that is about one formed run."""
 
     run: RunReport
     numbers: RunNumbers

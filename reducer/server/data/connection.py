@@ -253,7 +253,7 @@ class Connection:
 
     @property
     def has_chunks(self) -> bool:
-        """Whether a contribution has arrived: then the run is complete and has reserved memory."""
+        """Whether a contribution has arrived: then the run has formed and has reserved memory."""
         return self._decoder.has_chunks
 
     def _next_frame(self) -> Frame | None:

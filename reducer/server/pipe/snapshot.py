@@ -61,7 +61,7 @@ class JobNumbers:
 class LaneReport:
     """The report of one lane.
 
-    ``jobs`` has the sums over all runs of a job, by the job's title; ``runs`` are the complete
+    ``jobs`` has the sums over all runs of a job, by the job's title; ``runs`` are the formed
     runs, ``forming`` the others.
     """
 

@@ -135,7 +135,7 @@ def test_a_job_that_forms_names_who_is_absent() -> None:
 
 
 def test_a_group_is_shown_apart_from_its_job() -> None:
-    """Forming or complete: a group's ranks differ from the job's ranks."""
+    """Forming or formed: a group's ranks differ from the job's ranks."""
     group = {"title": "gpt#rows", "run_id": "r1#rows", "world_size": 2}
     forms = [
         {"job": "gpt", "joined": 1, "absent": [0], **group},

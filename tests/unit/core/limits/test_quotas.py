@@ -28,7 +28,7 @@ def refused_for(worker: Scripted) -> str:
 
 def test_a_job_has_its_share_of_runs() -> None:
     lane = SimLane(max_runs=3)
-    join_all(lane, 1, job="a", run_id="complete")
+    join_all(lane, 1, job="a", run_id="formed")
     for number in range(2):
         Scripted(lane, 1, 2, job="a", rejoin=True, run_id=f"forming-{number}")
     text = refused_for(Scripted(lane, 1, 2, job="a", rejoin=True, run_id="another"))
