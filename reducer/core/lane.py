@@ -46,7 +46,7 @@ class Lane:
             events.Failed: self._refusals.failed,
             events.ControlReceived: controls.take,
             events.Opened: self._opened,
-            events.Lost: self._lost,
+            events.Disconnected: self._disconnected,
             events.Broken: self._broken,
             events.CatchUp: self._catch_up,
             events.Tick: self._tick,
@@ -221,8 +221,8 @@ class Lane:
         self._roster.sessions[event.session] = Session(event.session, now, event.permit)
         return []
 
-    def _lost(self, event: events.Lost, now: float) -> list[Output]:
-        return self._refusals.lose(event.session, event.reason, now)
+    def _disconnected(self, event: events.Disconnected, now: float) -> list[Output]:
+        return self._refusals.disconnected(event.session, event.reason, now)
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         return self._refusals.broken(event.session, event.error, now)

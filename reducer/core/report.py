@@ -100,7 +100,7 @@ def run_report(members: Members, now: float, rounds: int) -> RunReport:
     """Returns the report of a formed run, with ``rounds`` waiting rounds at most."""
     run = members.run
     waiting = run.open.stalled(now, WAITING_SECONDS, rounds)
-    lost = members.absent(now).absent
+    disconnected = members.absent(now).absent
     oldest = run.open.oldest
     return RunReport(
         job=run.name,
@@ -116,7 +116,7 @@ def run_report(members: Members, now: float, rounds: int) -> RunReport:
         bytes_in=run.contributions.bytes_in,
         bytes_out=run.results.bytes_out,
         lateness=most(run.contributions.lateness.waited),
-        lost=[rank for rank, _ in lost],
+        lost=[rank for rank, _ in disconnected],
         waiting=[_waiting(round_, now) for round_ in waiting],
     )
 

@@ -237,7 +237,7 @@ class Ticks:
 
     def _tell_absence(self, members: Members, now: float, out: list[Output]) -> int:
         """Send ABSENT to all ranks of the run if it has changed. Returns the number of ranks."""
-        absence = members.absence(now - self._settings.lost_grace)
+        absence = members.absence(now - self._settings.absent_after)
         if absence is None:
             return 0
         members.absence_from = now + self._settings.heartbeat
@@ -277,7 +277,7 @@ class Ticks:
         if peer.state == SessionState.READY and silent > peer.silence:
             # No ERROR: perhaps only this lane hears nothing from the worker.
             text = f"it sent nothing for {silent:.1f} s"
-            return self._refusals.close(peer, text, now - self._settings.lost_grace)
+            return self._refusals.close(peer, text, now - self._settings.absent_after)
         if peer.state == SessionState.LEFT and silent > peer.silence:
             return self._refusals.close(peer, "said BYE and did not close", now)
         return []

@@ -112,7 +112,7 @@ class LaneFuzzer:
         for _ in range(rng.randrange(1, 6)):
             rng.choice(hostile).send(mutated(rng))
         for session in hostile:
-            session.lose()
+            session.disconnect()
         self.lane.tick(5.1)  # then nobody comes back
         self.check()
 

@@ -66,7 +66,7 @@ def lane_target() -> Callable[[bytes], None]:
         for member, part in zip(members, (data[:half], data[half:]), strict=True):
             member.session.send(sealed(part))
         for member in members:
-            member.session.lose()
+            member.session.disconnect()
         fuzzer.lane.tick(5.1)  # then nobody comes back
         fuzzer.check()
 

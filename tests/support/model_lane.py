@@ -94,7 +94,7 @@ class ModelLane:
         self.route = messages.Route(0, (0,) * slots, (1,) * slots, lanes_by_slot)
         self.formed = False
         self.sessions: dict[int, Session] = {}
-        self.lost: dict[int, float] = {}
+        self.disconnected: dict[int, float] = {}
         self.left: set[int] = set()
         self.told: messages.Absent = messages.Absent()
         self.streams: dict[int, dict[int, Key]] = {}
@@ -103,16 +103,16 @@ class ModelLane:
 
     # --- connections ----------------------------------------------------------------------------
 
-    def lose(self, session: Session) -> None:
+    def disconnect(self, session: Session) -> None:
         if self.sessions.get(session.rank) is session:
             del self.sessions[session.rank]
-            self.lost[session.rank] = self.now
+            self.disconnected[session.rank] = self.now
         session.rank = -1
 
     def tick(self, now: float) -> None:
         self.now = now
-        ranks = [r for r, at in self.lost.items() if now - at >= 0.5 and r not in self.left]
-        absent = messages.Absent(tuple((r, "reset") for r in sorted(ranks)), tuple(self.left))
+        gone = [r for r, at in self.disconnected.items() if now - at >= 0.5 and r not in self.left]
+        absent = messages.Absent(tuple((r, "reset") for r in sorted(gone)), tuple(self.left))
         if self.formed and absent != self.told:
             self.told = absent
             self._to_all(control(absent))
@@ -155,7 +155,7 @@ class ModelLane:
     def _hello(self, session: Session, hello: messages.Hello) -> None:
         session.rank = hello.rank
         self.sessions[hello.rank] = session
-        self.lost.pop(hello.rank, None)
+        self.disconnected.pop(hello.rank, None)
         assert hello.rejoin == (self.formed or self.incarnation[-1] > 0)
         if self.formed:
             self._welcome(session)

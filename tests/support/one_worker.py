@@ -102,7 +102,7 @@ class Worker:
         frames = self.sent(reducer, lane)
         return [f.header for f in frames if f.header.kind == MessageKind.CONTRIBUTION]
 
-    def lose(self, reducer: int = 0, lane: int = 0, *, why: str = "connection reset") -> None:
+    def disconnect(self, reducer: int = 0, lane: int = 0, *, why: str = "connection reset") -> None:
         """End the connection without a message; the state has not reacted yet."""
         self.state.closed(reducer, lane, why, self.now)
 

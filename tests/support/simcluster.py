@@ -82,7 +82,7 @@ class SimCluster:
         while self.step():
             pass
         for session in self.sessions.values():
-            session.lose()
+            session.disconnect()
         self.sessions.clear()
 
     def pump(self, until: Callable[[], bool], idle_seconds: float = 2.0) -> None:
@@ -139,7 +139,7 @@ class SimCluster:
                 moved = True
             elif session.closed is not None and not session.outbox:
                 state.closed(reducer, lane, session.closed, self.now)
-                session.lose(session.closed)
+                session.disconnect(session.closed)
                 del self.sessions[rank, reducer, lane]
                 moved = True
         return moved

@@ -127,7 +127,7 @@ class FaultyCluster(SimCluster):
         for rank, slot, session in [end for end in self._closed if self._moves(*end[:2])]:
             self._closed.remove((rank, slot, session))
             if session.lane in self.lanes.values():
-                session.lose("the worker closed the connection")
+                session.disconnect("the worker closed the connection")
         return super().step()
 
     def _runs(self, slot: int) -> bool:

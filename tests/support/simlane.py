@@ -109,14 +109,14 @@ class SimSession:
         del self.outbox[:limit]
         return data
 
-    def lose(self, reason: str = "the worker closed the connection") -> None:
+    def disconnect(self, reason: str = "the worker closed the connection") -> None:
         """End the connection."""
         if self.closed is None:
             self.closed = reason
         if self._arriving is not None:
             self.lane.give_back(self._arriving[1])
             self._arriving = None
-        self.lane.feed(events.Lost(self.number, reason))
+        self.lane.feed(events.Disconnected(self.number, reason))
 
 
 class SimLane:

@@ -59,7 +59,7 @@ struct Lane {
   bool silent = false;            // nothing was received for longer than Options::silence
   uint32_t route_known = 0;       // newest route that the lane has for certain
   std::string suspicion;          // why this worker suspects its slot; empty if not
-  double lost_at = -1;            // when it stopped being welcomed; below 0 if welcomed
+  double unwelcomed_at = -1;      // when it stopped being welcomed(); below 0 if welcomed
   Absence absence;                // last ABSENT
   double none_absent_since = -1;  // since when no rank is absent there; below 0 if one is
 
@@ -84,7 +84,7 @@ struct Lane {
   uint32_t granted_home = 0;
   Queued granted;  // its share, if submitted and not fully sent
 
-  bool resends = false;  // retransmits of a lost connection are pending
+  bool resends = false;  // retransmits after a reconnect are pending
 
   std::vector<KeyLane*> changed;  // streams whose `done` the lane may not know
   uint64_t unreported_cost = 0;

@@ -66,7 +66,7 @@ std::vector<Lane*> Lanes::take_wanted() {
 void Lanes::drop(Lane* lane, const std::string& why, double now) {
   lane->phase = Lane::Phase::kDropped;
   lane->trouble = why;
-  if (lane->lost_at < 0) lane->lost_at = now;
+  if (lane->unwelcomed_at < 0) lane->unwelcomed_at = now;
   discard(lane);
   to_drop_.push_back(lane);
 }

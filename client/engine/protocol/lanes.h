@@ -19,14 +19,14 @@ namespace ors {
 struct Reducer {
   std::string address;
   std::vector<std::unique_ptr<Lane>> lanes;
-  std::string incarnation;  // of lane 0
-  uint32_t slot = 0;        // number within the job; valid after the join
-  uint32_t count = 0;       // number of lanes, as last announced
-  double lost_at = -1;      // when it stopped being reached(); below 0 if reached
-  double blocked_at = -1;   // when open rounds started to wait for it while it is lost
-  double told_at = -1;      // when SUSPECT was last sent
-  double moved_at = -1;     // when a route last put it out or took it in
-  double patience = 0;      // rank 0: least seconds that it stays out
+  std::string incarnation;   // of lane 0
+  uint32_t slot = 0;         // number within the job; valid after the join
+  uint32_t count = 0;        // number of lanes, as last announced
+  double unreached_at = -1;  // when it stopped being reached(); below 0 if reached
+  double blocked_at = -1;    // when open rounds started to wait for it while it is unreached
+  double told_at = -1;       // when SUSPECT was last sent
+  double moved_at = -1;      // when a route last put it out or took it in
+  double patience = 0;       // rank 0: least seconds that it stays out
 
   bool all_welcomed() const;
   bool reached() const;  // all its lanes are usable and not silent

@@ -34,7 +34,8 @@ std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) con
   for (const Reducer& reducer : lanes_.reducers()) {
     if (!current_route_.live(reducer)) continue;
     if (!reducer.reached()) {
-      const bool long_ago = reducer.lost_at >= 0 && now - reducer.lost_at >= kUnreachedReducer;
+      const bool long_ago =
+          reducer.unreached_at >= 0 && now - reducer.unreached_at >= kUnreachedReducer;
       if (!long_ago) return std::nullopt;
       continue;
     }

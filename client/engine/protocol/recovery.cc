@@ -21,10 +21,10 @@ bool ends_the_run(const Failure& failure) {
 
 }  // namespace
 
-void Recovery::on_lost(Lane* lane, const std::string& why, double now) {
+void Recovery::on_disconnect(Lane* lane, const std::string& why, double now) {
   if (lane->phase == Lane::Phase::kWanted) return;
   if (lane->phase != Lane::Phase::kDropped) lane->trouble = why;
-  if (lane->lost_at < 0) lane->lost_at = now;
+  if (lane->unwelcomed_at < 0) lane->unwelcomed_at = now;
   lanes_.forget_drop(lane);
   streams_.reset_connection(lane);
   streams_.open_again(lane);
@@ -61,7 +61,7 @@ void Recovery::resume(Lane* lane, double now) {
   ++reconnects_;
   lane->attempts = 0;
   suspicions_.clear_pause();
-  lane->lost_at = -1;
+  lane->unwelcomed_at = -1;
   lane->last_heard = now;
   lane->silent = false;
   lane->absence = {};
@@ -95,7 +95,7 @@ void Recovery::closed(Lane* lane, const std::string& why, double now) {
   // listed under two names closes the first connection, and its answer on the second explains why.
   if (!run_.over() && !run_.joined && lane->phase < Lane::Phase::kWelcomed)
     return unreachable(lane, why, now);
-  if (run_.joined && !run_.over() && !run_.bye_queued) return on_lost(lane, why, now);
+  if (run_.joined && !run_.over() && !run_.bye_queued) return on_disconnect(lane, why, now);
   lane->phase = Lane::Phase::kClosed;
   if (run_.over() || run_.bye_queued) return;
   run_.end(lane_failure(ErrorCode::kUnavailable, *lane, "the connection was closed: " + why));

@@ -1,4 +1,4 @@
-// Handles errors, lost connections and reconnects of lanes (PROTOCOL.md, section 11). State of the
+// Handles errors, disconnects and reconnects of lanes (PROTOCOL.md, section 11). State of the
 // connection is reset. Streams continue where they were if the lane still has its state of the run.
 #pragma once
 
@@ -32,7 +32,7 @@ class Recovery {
 
  private:
   void resume(Lane* lane, double now);
-  void on_lost(Lane* lane, const std::string& why, double now);
+  void on_disconnect(Lane* lane, const std::string& why, double now);
   void count_error(Lane* lane, const Failure& failure, double now);
   bool others_are_live(const Reducer& reducer) const;
 

@@ -48,7 +48,7 @@ std::optional<Unstaged> Sending::fill(Lane* lane, double now, OutgoingBatch* bat
   return Unstaged{rounds.at(unstaged->round->number), unstaged->chunks[unstaged->sent]};
 }
 
-// Returns the share whose next chunk may be sent now. First come retransmits after a lost
+// Returns the share whose next chunk may be sent now. First come retransmits after an ended
 // connection, which are charged already; then the granted round; then rounds by priority and
 // submission, within the credit. Chunks of one key are sent to a lane in order, so later shares of
 // the key wait.

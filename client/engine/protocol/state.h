@@ -19,7 +19,7 @@
 //   RouteMaker    rank 0 only: decides which reducers are out or in
 //   Suspicions    detects reducers that this worker cannot reach
 //   LostRanks     detects ranks that the reducers cannot reach, or that have left
-//   Recovery      handles errors and lost connections of lanes; reconnects
+//   Recovery      handles errors and disconnects of lanes; reconnects
 //   Joining       joins the run: from HELLO until every lane has sent WELCOME
 #pragma once
 

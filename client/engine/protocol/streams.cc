@@ -45,8 +45,8 @@ void Streams::apply(const Route& route, double now) {
     for (const auto& lane : reducer.lanes) {
       lane->bind();
       if (lane->welcomed() || !current_route_.live(reducer)) lane->suspicion.clear();
-      if (current_route_.live(reducer) && lane->lost_at >= 0)
-        lane->lost_at = now;  // restart its timeout
+      if (current_route_.live(reducer) && lane->unwelcomed_at >= 0)
+        lane->unwelcomed_at = now;  // restart its timeout
     }
     reducer.blocked_at = -1;
   }

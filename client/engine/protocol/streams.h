@@ -33,10 +33,10 @@ class Streams {
   // Returns the lane and makes sure that its connection is opened.
   Lane* want(uint32_t reducer, uint32_t number);
   void open_again(Lane* lane);  // closes the lane for good if it is no longer needed
-  // Resets all that belonged to the lane's lost connection. Unacknowledged contributions are queued
-  // again.
+  // Resets all that belonged to the lane's ended connection. Unacknowledged contributions are
+  // queued again.
   void reset_connection(Lane* lane);
-  // Sends again the control frames that the lost connection may not have delivered.
+  // Sends again the control frames that the ended connection may not have delivered.
   void resend_control(Lane* lane, double now);
 
  private:

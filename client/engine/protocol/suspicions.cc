@@ -74,22 +74,22 @@ void Suspicions::watch_lanes(double now) {
       suspect(lane, lane->trouble, now);
     } else if (talks && (silent > run_.options.silence) != lane->silent) {
       change_silence(lane, silent, now);
-    } else if (!lane->welcomed() && lane->lost_at < 0) {
-      lane->lost_at = now;
-    } else if (!lane->welcomed() && now - lane->lost_at > kReconnect) {
+    } else if (!lane->welcomed() && lane->unwelcomed_at < 0) {
+      lane->unwelcomed_at = now;
+    } else if (!lane->welcomed() && now - lane->unwelcomed_at > kReconnect) {
       suspect(lane, lane->trouble.empty() ? "it does not answer" : lane->trouble, now);
     }
     if (run_.over()) return;
   }
 }
 
-// Whether an open round waits for a lane of this reducer that is lost or silent.
+// Whether an open round waits for a lane of this reducer that is disconnected or silent.
 bool Suspicions::needed(const Reducer& reducer) const {
   for (const auto& [id, record] : keys_.all()) {
     for (const auto& entry : record->lanes) {
       const Lane& lane = *entry->lane;
-      const bool lost = &lanes_.reducer_of(lane) == &reducer && (!lane.usable() || lane.silent);
-      if (lost && entry->first_unheld < entry->shares.size()) return true;
+      const bool missing = &lanes_.reducer_of(lane) == &reducer && (!lane.usable() || lane.silent);
+      if (missing && entry->first_unheld < entry->shares.size()) return true;
     }
   }
   return false;
@@ -122,11 +122,11 @@ void Suspicions::watch_reducers(double now) {
   const bool run_ended = run_ended_in_pause();
   if (run_ended && now - pause_end_ >= kReconnectAll) return run_.end(pause_failure());
   for (Reducer& reducer : lanes_.reducers()) {
-    const bool lost = !reducer.reached();
-    if (!lost) reducer.lost_at = -1;
-    if (lost && reducer.lost_at < 0) reducer.lost_at = now;
+    const bool unreached = !reducer.reached();
+    if (!unreached) reducer.unreached_at = -1;
+    if (unreached && reducer.unreached_at < 0) reducer.unreached_at = now;
     const bool blocked =
-        lost && current_route_.live(reducer) && rounds_.open_rounds() > 0 && needed(reducer);
+        unreached && current_route_.live(reducer) && rounds_.open_rounds() > 0 && needed(reducer);
     if (!blocked) reducer.blocked_at = -1;
     if (blocked && reducer.blocked_at < 0) reducer.blocked_at = now;
     if (blocked && now - reducer.blocked_at >= run_.options.reducer_wait) {
@@ -171,11 +171,11 @@ void Suspicions::shift_clocks(double seconds) {
   };
   for (Lane* lane : lanes_.all()) {
     shift(&lane->last_heard);
-    shift(&lane->lost_at);
+    shift(&lane->unwelcomed_at);
     shift(&lane->none_absent_since);
   }
   for (Reducer& reducer : lanes_.reducers()) {
-    shift(&reducer.lost_at);
+    shift(&reducer.unreached_at);
     shift(&reducer.blocked_at);
     shift(&reducer.moved_at);
   }

@@ -148,19 +148,19 @@ class Server {
     h.kind = ors::kHeartbeat;
     lane_.send(static_cast<uint32_t>(peer->rank), h, {});
     write_all(peer->fd, lane_.give(static_cast<uint32_t>(peer->rank)));
-    lose(peer);
+    disconnect(peer);
   }
 
-  void lose(Peer* peer) {
+  void disconnect(Peer* peer) {
     ::shutdown(peer->fd, SHUT_RDWR);
-    if (peer->rank >= 0) lane_.lose(static_cast<uint32_t>(peer->rank));
+    if (peer->rank >= 0) lane_.disconnect(static_cast<uint32_t>(peer->rank));
     peer->rank = -1;
   }
 
   void read(Peer* peer) {
     char bytes[65536];
     const ssize_t n = ::recv(peer->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno != EAGAIN)) lose(peer);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) disconnect(peer);
     if (n <= 0) return;
     if (peer->rank >= 0)
       return lane_.take(static_cast<uint32_t>(peer->rank), {bytes, static_cast<size_t>(n)});
@@ -176,7 +176,7 @@ class Server {
     CHECK(ors::msgpack_decode({frames.data() + ors::kHeaderSize, h.length}, &hello) == nullptr);
     const int64_t rank = *hello.find("rank")->as_int();
     for (Peer& old : peers_) {
-      if (old.rank == rank) lose(&old);
+      if (old.rank == rank) disconnect(&old);
     }
     peer->rank = rank;
     lane_.take(static_cast<uint32_t>(rank), frames);

@@ -70,7 +70,7 @@ struct Cluster {
       moved = false;
       for (uint32_t rank = 0; rank < kWorld; ++rank) {
         ors::State* state = states[rank];
-        for (ors::Lane* lane : state->take_dropped()) lose(rank, lane, lane->trouble);
+        for (ors::Lane* lane : state->take_dropped()) disconnect(rank, lane, lane->trouble);
         for (ors::Lane* lane : state->take_wanted()) state->opened(lane, now);
         for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
           TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
@@ -84,8 +84,8 @@ struct Cluster {
     }
   }
 
-  void lose(uint32_t rank, ors::Lane* lane, const std::string& why) {
-    lanes[lane->reducer * kLanes + lane->number].lose(rank);
+  void disconnect(uint32_t rank, ors::Lane* lane, const std::string& why) {
+    lanes[lane->reducer * kLanes + lane->number].disconnect(rank);
     loops[rank]->closed(lane, why, now);
   }
 
@@ -226,15 +226,16 @@ void test_submission_without_memory(bool fresh) {
   }
 }
 
-// One rank loses each of its lanes in the middle of a round. The sums are still right.
-void test_lost_lanes() {
+// One rank loses the connection to each of its lanes in the middle of a round. The sums are still
+// right.
+void test_disconnected_lanes() {
   Cluster cluster;
   ors::State* state = cluster.states[0];
-  for (uint32_t lost = 0; lost < kReducers * kLanes; ++lost) {
+  for (uint32_t each = 0; each < kReducers * kLanes; ++each) {
     std::vector<float> target(60001, -1);
     const auto operation = cluster.submit(0, "key", std::vector<float>(60001, 1), &target);
     cluster.settle();
-    cluster.lose(0, state->find(lost / kLanes, lost % kLanes), "reset");
+    cluster.disconnect(0, state->find(each / kLanes, each % kLanes), "reset");
     CHECK(!operation->done() && !state->failure());
     cluster.settle();
     std::vector<std::vector<float>> others(kWorld, std::vector<float>(60001));
@@ -356,7 +357,8 @@ void test_hostile_lanes() {
       feed(loop, lane, bytes, 1 + rng() % 30000, cluster.now);
       drain(loop, lane, cluster.now);
       state->tick(cluster.now);
-      for (ors::Lane* broken : state->take_dropped()) cluster.lose(0, broken, broken->trouble);
+      for (ors::Lane* broken : state->take_dropped())
+        cluster.disconnect(0, broken, broken->trouble);
       for (ors::Lane* again : state->take_wanted()) state->opened(again, cluster.now);
       if (lane->phase == ors::Lane::Phase::kHello) {
         drain(loop, lane, cluster.now);
@@ -376,7 +378,7 @@ int main() {
   test_refusal();
   test_submission_without_memory(true);
   test_submission_without_memory(false);
-  test_lost_lanes();
+  test_disconnected_lanes();
   test_target_is_let_go(true);
   test_target_is_let_go(false);
   test_result_twice();

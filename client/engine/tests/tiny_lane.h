@@ -59,7 +59,7 @@ class TinyLane {
   }
 
   // The connection of this rank was closed. The lane keeps the rank's state.
-  void lose(uint32_t rank) {
+  void disconnect(uint32_t rank) {
     in_[rank].clear();
     out_[rank].clear();
     unanswered_[rank] = 0;

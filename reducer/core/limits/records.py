@@ -16,7 +16,7 @@ from reducer.wire.errors import RecordsError
 
 # The least cost of a chunk, in credit: a small chunk holds a buffer and records as well.
 MIN_COST: Final = 4_096
-# One rank: its places in the job's lists, its incarnation, its session, why it was lost.
+# One rank: its places in the job's lists, its incarnation, its session, why that ended.
 RANK: Final = 1_024
 # One slot of a route: since, live and lanes, and the integers in these lists.
 SLOT: Final = 112

@@ -168,7 +168,7 @@ class Refusals:
         self._roster = roster
         self._endings = endings
 
-    def lose(self, session: int, reason: str, now: float) -> list[Output]:
+    def disconnected(self, session: int, reason: str, now: float) -> list[Output]:
         """The connection of a session has ended. If this raises, it can be called again."""
         peer = self._roster.sessions.get(session)
         if peer is None:
@@ -176,7 +176,7 @@ class Refusals:
         if peer.forming is not None:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
-            self._note_loss(peer, now, reason)
+            self._note_disconnect(peer, now, reason)
         ended = self._roster.ended.get(peer.run_number)
         members = (
             self._roster.runs_by_number.get(peer.run_number) if ended is None else ended.members
@@ -193,7 +193,7 @@ class Refusals:
 
     def close(self, peer: Session, reason: str, now: float) -> list[Output]:
         if peer.state == SessionState.READY:
-            self._note_loss(peer, now, reason)
+            self._note_disconnect(peer, now, reason)
         if peer.forming is not None:  # else the run could form with this session
             self._unjoin(peer, peer.forming)
         peer.move(SessionState.CLOSED)
@@ -255,7 +255,7 @@ class Refusals:
         peer = self._roster.sessions.get(session)
         if isinstance(error, PEER_ERRORS):
             return [] if peer is None else self.refuse_frame(peer, error, now)
-        if peer is None:  # only the connection is lost
+        if peer is None:  # only the connection has ended
             return [Log(0, logging.ERROR, fault_text(error), NOTHING, error)]
         members = self._roster.runs_by_number.get(peer.run_number)
         if members is not None:
@@ -287,12 +287,12 @@ class Refusals:
         if not forming.sessions and self._roster.forming.get(forming.id) is forming:
             del self._roster.forming[forming.id]
 
-    def _note_loss(self, peer: Session, now: float, reason: str) -> None:
-        """A member's connection is lost. The other ranks are told unless the member is back in
+    def _note_disconnect(self, peer: Session, now: float, reason: str) -> None:
+        """A member is disconnected. The other ranks are told unless the member is back in
         time.
         """
         if peer.run is None:
             return
         members = self._roster.runs.get((peer.run.name, peer.run.run_id))
         if members is not None:
-            members.lose(peer, now, reason)
+            members.disconnect(peer, now, reason)

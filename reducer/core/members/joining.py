@@ -304,7 +304,7 @@ class Joining:
         out = self._replace(members.last[hello.rank], now)
         members.seat(peer, hello.rank)
         out.append(self._founding.welcome(members, (peer.id,)))
-        absent = members.absent(now - self._settings.lost_grace)
+        absent = members.absent(now - self._settings.absent_after)
         if absent.absent or absent.left:
             out.append(self._roster.send(run.number, absent, (peer.id,)))
         if self._roster.draining:

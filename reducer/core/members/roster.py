@@ -29,8 +29,9 @@ class Members:
     """
 
     __slots__ = (
-        "_last_lost_at", "_lost", "_told", "absence_from", "beat_at", "began_at", "digest_every",
-        "incarnations", "last", "left", "next_beat", "next_stall", "run", "sessions", "silence",
+        "_disconnected", "_last_disconnect", "_told", "absence_from", "beat_at", "began_at",
+        "digest_every", "incarnations", "last", "left", "next_beat", "next_stall", "run",
+        "sessions", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +55,9 @@ class Members:
         self.next_beat = now
         self.beat_at = now  # when the last heartbeat was sent
         self.absence_from = now  # when the next ABSENT may be sent
-        self._lost: dict[int, tuple[float, str]] = {}
-        self._last_lost_at = 0.0
+        # The ranks without a connection: since when, and why.
+        self._disconnected: dict[int, tuple[float, str]] = {}
+        self._last_disconnect = 0.0
         self._told: tuple[int, ...] = ()
 
     def seat(self, peer: Session, rank: int) -> None:
@@ -65,7 +67,7 @@ class Members:
         peer.rank, peer.run, peer.forming = rank, self.run, None
         peer.silence = self.silence
         self.run.seats.sessions[rank] = self.last[rank] = peer.id
-        self._lost.pop(rank, None)
+        self._disconnected.pop(rank, None)
 
     def leave(self, peer: Session) -> None:
         peer.move(SessionState.LEFT)
@@ -74,34 +76,35 @@ class Members:
         if self.run.seats.departed is None:
             self.run.seats.departed = peer.rank
 
-    def lose(self, peer: Session, since: float, reason: str) -> None:
+    def disconnect(self, peer: Session, since: float, reason: str) -> None:
         """The connection of a member has ended. The member may reconnect."""
         if self.run.seats.sessions[peer.rank] == peer.id:
-            self._lost[peer.rank] = (since, reason)  # first: if this raises, `lose` is called again
-            self._last_lost_at = max(self._last_lost_at, since)
+            # First: if this raises, `Refusals.disconnected` is called again.
+            self._disconnected[peer.rank] = (since, reason)
+            self._last_disconnect = max(self._last_disconnect, since)
             self.run.seats.sessions[peer.rank] = None
 
     def shift_clocks(self, seconds: float, now: float) -> None:
         """Shift deadlines: the lane was stopped for `seconds`, and no worker could reconnect."""
-        for rank, (since, reason) in self._lost.items():
-            self._lost[rank] = (min(now, since + seconds), reason)
-        self._last_lost_at = min(now, self._last_lost_at + seconds)
+        for rank, (since, reason) in self._disconnected.items():
+            self._disconnected[rank] = (min(now, since + seconds), reason)
+        self._last_disconnect = min(now, self._last_disconnect + seconds)
 
     @property
     def all_connected(self) -> bool:
         """Whether every rank that has not left is connected."""
-        return not self._lost
+        return not self._disconnected
 
     def deserted(self, before: float) -> bool:
         """Whether no rank has been connected since `before`."""
-        gone = len(self._lost) + len(self.left) == self.run.world_size
-        return gone and self._last_lost_at <= before
+        gone = len(self._disconnected) + len(self.left) == self.run.world_size
+        return gone and self._last_disconnect <= before
 
     def absent(self, before: float) -> Absent:
         """The ranks without a connection since `before`, with reasons, and the ranks that have
         left.
         """
-        gone = tuple((rank, self._lost[rank][1][:200]) for rank in self._gone(before))
+        gone = tuple((rank, self._disconnected[rank][1][:200]) for rank in self._gone(before))
         left = tuple(sorted(self.left)[:MAX_CONTROL_ITEMS])
         return Absent(gone, left, len(self.left))
 
@@ -119,8 +122,8 @@ class Members:
         Each tick asks, and thousands of ranks may be absent for an hour.
         """
         gone = []
-        for rank, (lost_at, _) in self._lost.items():
-            if lost_at <= before:
+        for rank, (since, _) in self._disconnected.items():
+            if since <= before:
                 gone.append(rank)
                 if len(gone) == MAX_ABSENT:
                     break

@@ -132,7 +132,7 @@ class Broken:
         self.error = error
 
 
-class Lost(NamedTuple):
+class Disconnected(NamedTuple):
     """A connection has ended; the shell reports this once for every session."""
 
     session: int
@@ -163,8 +163,8 @@ class Shutdown(NamedTuple):
 
 Effect = Folded | Reduced | Failed
 Event = (
-    Opened | ControlReceived | Contributed | Effect | Broken | Lost | CatchUp | Tick | Drain
-    | Shutdown
+    Opened | ControlReceived | Contributed | Effect | Broken | Disconnected | CatchUp | Tick
+    | Drain | Shutdown
 )  # fmt: skip
 
 

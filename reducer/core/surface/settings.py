@@ -28,7 +28,7 @@ class LaneSettings:
     stall_after: float = 10.0
     hello_deadline: float = 2.0
     silence: float = 5.0  # for a worker whose job sets no other
-    lost_grace: float = 0.5
+    absent_after: float = 0.5  # seconds that a rank may take to reconnect
     deserted_after: float = 5.0
     records: int = 2 << 20  # at most, in each share of a run
     job_budget: int = 0  # of one job; 0: no limit but `budget`

@@ -104,8 +104,8 @@ class Owner:
         """Calls `Connection.end` in one of the next passes of the loop."""
         raise NotImplementedError
 
-    def lose_soon(self, connection: Connection) -> None:
-        """Calls `Connection.lose` in one of the next passes of the loop."""
+    def clean_up_soon(self, connection: Connection) -> None:
+        """Calls `Connection.clean_up` in one of the next passes of the loop."""
         raise NotImplementedError
 
     def discard_soon(self, connection: Connection) -> None:
@@ -125,12 +125,12 @@ class Owner:
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
         raise NotImplementedError
 
-    def lost(self, connection: Connection, reason: str) -> None:
+    def disconnected(self, connection: Connection, reason: str) -> None:
         raise NotImplementedError
 
 
 class Connection:
-    """Opened -> frames -> closing (reads and discards until the peer closes) -> lost.
+    """Opened -> frames -> closing (reads and discards until the peer closes) -> disconnected.
 
     This class has the methods of an `asyncio.BufferedProtocol` and not the base: uvloop needs only
     the methods, and a compiled class cannot have an interpreted base.
@@ -161,10 +161,10 @@ class Connection:
         self._is_slow_reader = False
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
-        self._why_lost: Exception | None = None
+        self._why_disconnected: Exception | None = None
         self._reads_later = False
-        self._is_cut = False  # the transport is gone, and `lose` is to come
-        self._is_lost = False
+        self._is_cut = False  # the transport is gone, and `clean_up` is to come
+        self._is_cleaned_up = False
         self._is_behind = False
         self._soon: asyncio.Handle | None = None  # the call of `go_on`
         self._held = False
@@ -389,22 +389,22 @@ class Connection:
             self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._why_lost = exc
+        self._why_disconnected = exc
         self._is_cut = True
         if self._linger:
             self._linger.cancel()
         try:
-            self._owner.lose_soon(self)
+            self._owner.clean_up_soon(self)
         except Exception:
-            self.lose()
+            self.clean_up()
             raise
 
-    def lose(self) -> None:
+    def clean_up(self) -> None:
         """The transport is gone: handle the last frames, then end. A second call does nothing."""
-        if self._is_lost:
+        if self._is_cleaned_up:
             return
-        self._is_lost = True
-        exc, self._why_lost = self._why_lost, None
+        self._is_cleaned_up = True
+        exc, self._why_disconnected = self._why_disconnected, None
         try:
             if self._is_read and not self._closing:
                 self._take_frames()
@@ -412,7 +412,7 @@ class Connection:
         finally:  # else the memory of the run would stay reserved forever
             self._closing = self._closing or "the worker closed the connection"
             try:
-                self._owner.lost(self, self._closing)
+                self._owner.disconnected(self, self._closing)
             finally:
                 self._forget()
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("reducer.lane")
 # Answers in the same connection may wait with these frames; answers that do not fit in the job's
 # turn join the other answers.
 FLUSHED_AT_ONCE: Final = 64
-# The most connections that are ended, or whose loss is handled, before the loop serves others. Each
+# The most connections that are ended, or whose end is handled, before the loop serves others. Each
 # takes 10 to 40 us, with its waiting frames. There are fewer if the job's part of the pass is over.
 # All ranks of a run or of a host may end together.
 ENDED_AT_ONCE: Final = 32
@@ -67,7 +67,7 @@ class LaneShell(Owner):
         self._unflushed: list[Connection] = []
         self._unflushed_later: list[Connection] = []
         self._ending: list[Connection] = []
-        self._losing: list[Connection] = []
+        self._disconnected: list[Connection] = []
         self._next_flush: asyncio.Handle | None = None
         self._ticks = False
         self._failure: Exception | None = None  # while a run was ended: the lane cannot continue
@@ -204,7 +204,7 @@ class LaneShell(Owner):
         """Schedule the next flush. The tick calls this too, in case scheduling has failed."""
         if self._next_flush is not None:
             return
-        waiting = self._unflushed or self._unflushed_later or self._ending or self._losing
+        waiting = self._unflushed or self._unflushed_later or self._ending or self._disconnected
         if waiting or self.leftovers.are_due:
             self._next_flush = asyncio.get_running_loop().call_soon(self._flush)
 
@@ -216,8 +216,8 @@ class LaneShell(Owner):
             self._flush_some_later()
         if self._ending:
             self._end_some(self._ending, Connection.end)
-        if self._losing:
-            self._end_some(self._losing, Connection.lose)
+        if self._disconnected:
+            self._end_some(self._disconnected, Connection.clean_up)
         if self.leftovers.are_due:
             self._discard_some()
         self._flush_on()
@@ -254,9 +254,9 @@ class LaneShell(Owner):
         self._ending.append(connection)
         self._flush_on()
 
-    def lose_soon(self, connection: Connection) -> None:
-        """Call `Connection.lose` in a later pass: all ranks of a host may be lost at once."""
-        self._losing.append(connection)
+    def clean_up_soon(self, connection: Connection) -> None:
+        """Call `Connection.clean_up` in a later pass: a whole host may disconnect at once."""
+        self._disconnected.append(connection)
         self._flush_on()
 
     def discard_soon(self, connection: Connection) -> None:
@@ -344,25 +344,25 @@ class LaneShell(Owner):
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
         self.executor.drop_slow_reader(connection, why)
 
-    def lost(self, connection: Connection, reason: str) -> None:
+    def disconnected(self, connection: Connection, reason: str) -> None:
         session, run = connection.session, 0
         try:
             self._before_hello.remove(session, connection.permit)
             self.connections.pop(session, None)
             run = self._lane.run_of(session)
             self.turns.leave(connection.turn, connection)
-            self.feed(events.Lost(session, reason))
+            self.feed(events.Disconnected(session, reason))
         except Exception as error:
             self._end_run(connection, run, error)
-            self._lose_again(session, reason)
+            self._report_disconnect_again(session, reason)
 
-    def _lose_again(self, session: int, reason: str) -> None:
+    def _report_disconnect_again(self, session: int, reason: str) -> None:
         """Tell the core again that a session has ended.
 
         The core keeps the memory of a run until it knows that all sessions of the run have ended.
         """
         try:
-            self.feed(events.Lost(session, reason))
+            self.feed(events.Disconnected(session, reason))
         except Exception as error:
             self._failure = error
 

@@ -42,7 +42,7 @@ class Gate:
         self._room = file_descriptors.room_for_newcomers(MAX_NEWCOMERS)
         self._limit = RateLimit(1.0)
         self._waiting: deque[Newcomer] = deque()
-        self._lost: deque[Newcomer] = deque()
+        self._disconnected: deque[Newcomer] = deque()
         self._is_due = False
         self._worked = 0.0  # seconds of work since the last pause
         self._worked_at = 0.0
@@ -81,14 +81,14 @@ class Gate:
         self._go_on_soon()
 
     def forget_soon(self, newcomer: Newcomer) -> None:
-        """The newcomer's connection is lost. Many may leave at once, and each takes 0.1 ms."""
-        self._lost.append(newcomer)
-        if len(self._lost) > self._room:
-            self._lost.popleft().forget()
+        """The newcomer has disconnected. Many may leave at once, and each takes 0.1 ms."""
+        self._disconnected.append(newcomer)
+        if len(self._disconnected) > self._room:
+            self._disconnected.popleft().forget()
         self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        if (self._waiting or self._lost) and not self._is_due:
+        if (self._waiting or self._disconnected) and not self._is_due:
             asyncio.get_running_loop().call_soon(self._go_on)
             self._is_due = True
 
@@ -107,8 +107,8 @@ class Gate:
         self._is_due, self._worked = False, 0.0
         while self._waiting and self._worked < SHARED_SECONDS:
             self._spend(self._waiting.popleft().go_on)
-        while self._lost and self._worked < SHARED_SECONDS:
-            self._spend(self._lost.popleft().forget)
+        while self._disconnected and self._worked < SHARED_SECONDS:
+            self._spend(self._disconnected.popleft().forget)
         self._go_on_soon()
 
     def note(self, cause: str, peer: str, text: str) -> None:
@@ -191,7 +191,7 @@ class Newcomer(asyncio.BufferedProtocol):
         self._gate.forget_soon(self)
 
     def forget(self) -> None:
-        """The connection is lost: release what the mode's newcomer holds."""
+        """The newcomer has disconnected: release what the mode's newcomer holds."""
 
     def refuse(self, cause: str, text: str) -> None:
         """Abort the connection; count and log the cause."""

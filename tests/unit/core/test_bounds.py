@@ -418,7 +418,7 @@ def test_ranks_that_are_gone_for_long_cost_no_tick_anything() -> None:
         for worker in workers[:left]:
             worker.bye()
         for worker in workers[left:-1]:
-            worker.session.lose("connection reset")
+            worker.session.disconnect("connection reset")
         lane.tick(1.0)
         (members,) = lane.core._roster.runs.values()
         assert members.absence(lane.now) is None, "the absence is already told"
@@ -440,13 +440,13 @@ def test_some_runs_at_each_tick_are_told_who_is_absent() -> None:
         return [len(run[0].read(MessageKind.ABSENT)) for run in runs]
 
     for run in runs:
-        run[-1].session.lose("connection reset")
-    lane.tick(lane.settings.lost_grace - 0.05)
+        run[-1].session.disconnect("connection reset")
+    lane.tick(lane.settings.absent_after - 0.05)
     assert told() == [1, 1, 0, 0]
     for run in runs:
-        run[-2].session.lose("connection reset")
+        run[-2].session.disconnect("connection reset")
     assert told() == [0, 0, 1, 1]
-    lane.tick(lane.settings.lost_grace - 0.1)
+    lane.tick(lane.settings.absent_after - 0.1)
     assert told() == [1, 1, 0, 0]
     assert told() == [0, 0, 1, 1]
 
@@ -458,7 +458,7 @@ def test_a_run_is_told_who_is_absent_though_others_have_news_at_each_tick() -> N
     silence = {"worker_silence_ms": 3_600_000}
     runs = [join_all(lane, world, run_id=f"run-{n}", **silence) for n in range(ticks)]
     last = join_all(lane, 2, run_id="last", **silence)
-    last[1].session.lose()
+    last[1].session.disconnect()
     for tick in range(20):
         for run in runs:
             run[world - 1 - tick].bye()
@@ -472,7 +472,7 @@ def test_a_run_is_told_who_is_absent_once_in_an_interval() -> None:
     told = []
     for tick in range(20):
         if tick < 3:
-            workers[tick + 1].session.lose("connection reset")
+            workers[tick + 1].session.disconnect("connection reset")
         lane.tick(0.05)
         if workers[0].read(MessageKind.ABSENT):
             told.append(lane.now)

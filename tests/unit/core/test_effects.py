@@ -81,7 +81,7 @@ def play(inject: Nth) -> SimLane:
     assert beside.results() == [bytes(32)]
     assert len(lane.core._roster.runs) == 1
     for worker in (*workers, beside):
-        worker.session.lose()
+        worker.session.disconnect()
     lane.tick(10.0)
     assert not lane.held and not lane.core._roster.runs
     return lane
@@ -178,7 +178,7 @@ def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
     for worker in workers:
         worker.contribute(Spec(), data=bytes(32))
         worker.report("x", position(1, 0))
-    workers[2].session.lose()
+    workers[2].session.disconnect()
     lane.now += 0.5
     left += range(1, calls + 1)
     lane.feed(events.Tick())
@@ -247,14 +247,14 @@ def test_a_connection_that_could_not_be_counted_keeps_no_room() -> None:
     lane = SimLane()
     workers = join_all(lane, 2)
     connections = lane.core._roster.connections
-    workers[1].session.lose()
+    workers[1].session.disconnect()
     connections._of = FailingOnce(connections._of)
     back = Scripted(lane, 1, 2, run_id="run", rejoin=True)
     assert not connections._of.fails and back.error().code == ErrorCode.INTERNAL
-    back.session.lose()
+    back.session.disconnect()
     again = Scripted(lane, 1, 2, run_id="run", rejoin=True)
     for worker in (workers[0], again):
-        worker.session.lose()
+        worker.session.disconnect()
     lane.tick(10.0)
     assert lane.snapshot()["reserved_bytes"] == 0 and not connections._of
 
@@ -269,7 +269,7 @@ def test_a_rank_that_could_not_be_admitted_is_not_here(what: str) -> None:
     second = Scripted(lane, 1, 3)
     assert second.error().code == ErrorCode.INTERNAL
     for worker in (first, second):
-        worker.session.lose()
+        worker.session.disconnect()
     assert not lane.core._roster.forming
     again = join_all(lane, 2)
     assert all(worker.read(MessageKind.WELCOME) for worker in again)
@@ -294,7 +294,7 @@ def test_a_frame_of_no_run_that_fails_ends_the_session_that_misses_it() -> None:
     lane.inject = Nth("Send", 1)  # PENDING
     first = Scripted(lane, 0, 2)
     assert first.session.closed is not None
-    first.session.lose()
+    first.session.disconnect()
     workers = join_all(lane, 2)
     for worker in workers:
         worker.contribute(Spec(), data=bytes(32))

@@ -21,7 +21,7 @@ def test_of_a_run() -> None:
     ranks = join_all(lane, 2)
     assert last(lane, "rank 1 of job 'job' joins: 2 of 2") == {"job": "job", "rank": 1}
     assert last(lane, "2 workers joined") == RUN
-    ranks[1].session.lose("reset")
+    ranks[1].session.disconnect("reset")
     assert last(lane, "the connection has ended: reset") == {**RUN, "rank": 1}
     Scripted(lane, 1, 2, run_id="run", rejoin=True)
     assert last(lane, "is back on a new connection") == {**RUN, "rank": 1}

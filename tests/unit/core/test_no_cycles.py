@@ -50,7 +50,7 @@ def refused(lane: SimLane) -> None:
 def reconnect(lane: SimLane) -> None:
     workers = join_all(lane, 2)
     workers[1].contribute(Spec(), data=bytes(32))
-    workers[1].session.lose()
+    workers[1].session.disconnect()
     workers[1] = Scripted(lane, 1, 2, run_id="run", rejoin=True)
     for worker in workers:
         worker.contribute(Spec(), data=bytes(32))
@@ -108,7 +108,7 @@ def test_nothing_is_left_to_the_collector(
     for _ in range(TIMES):
         end(lane)
         for session in list(lane.sessions.values()):
-            session.lose()
+            session.disconnect()
         lane.sessions.clear()
     lane.tick(6.0)  # a deserted run
     assert lane.snapshot()["jobs"] == {}

@@ -173,7 +173,7 @@ def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> No
     lane.tick()
     assert ["is dropped" in text for text in lane.logs].count(True) == 1
     for worker in workers:
-        worker.session.lose()
+        worker.session.disconnect()
     lane.tick()
     assert not jobs[1].records.keys and not lane.core._roster.budget.reserved
     assert not lane.core._roster.ended.of("job")
@@ -188,7 +188,7 @@ def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
     assert all(worker.error().code == ErrorCode.INTERNAL for worker in workers)
     assert any("is dropped" in text for text in lane.logs)
     for worker in workers:
-        worker.session.lose()
+        worker.session.disconnect()
     assert not lane.core._roster.budget.reserved
 
 
@@ -207,7 +207,7 @@ def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
     with pytest.raises((TypeError, AttributeError)):
         lane.core._endings.end(members)
     for worker in workers:
-        worker.session.lose()
+        worker.session.disconnect()
     assert len(lane.held) == 3 and lane.core._roster.budget.reserved == reserved
     if not fails_again:
         members.run.moves.streams.clear()

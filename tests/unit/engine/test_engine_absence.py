@@ -70,7 +70,7 @@ def test_a_rank_that_comes_back_is_not_lost() -> None:
 def test_a_slot_that_is_out_of_reach_has_a_say_for_five_seconds() -> None:
     worker = joined(reducers=2, rank=1, world_size=4)
     worker.get(absent(2), 1)
-    worker.lose(1)
+    worker.disconnect(1)
     worker.connect()
     worker.get(absent(2))
     worker.pass_time(4.9, 0)
@@ -93,7 +93,7 @@ def test_a_worker_that_reaches_nobody_calls_nobody_lost() -> None:
     worker = joined(reducers=2, rank=1, world_size=4)
     for reducer in (0, 1):
         worker.get(absent(2) if reducer == 0 else absent(), reducer)
-        worker.lose(reducer)
+        worker.disconnect(reducer)
     worker.connect()
     worker.pass_time(6.0)
     assert worker.state.error is None
@@ -130,7 +130,7 @@ def test_the_largest_run_ends_when_all_others_have_left(others: int) -> None:
 
 def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
     worker = joined(credit=ROOMY, reducers=2, rank=1, reducer_wait=2.0)
-    worker.lose(1)
+    worker.disconnect(1)
     worker.refuse(1)
     worker.pass_time(5.0, 0)
     assert worker.state.error is None  # an idle group needs no reducer
@@ -171,7 +171,7 @@ def test_open_rounds_wait_no_longer_for_the_only_reducer_if_it_stands_still() ->
 def test_a_route_around_ends_the_wait() -> None:
     worker = joined(credit=ROOMY, reducers=2, rank=1, reducer_wait=2.0)
     operation, _ = submit(worker, 4)
-    worker.lose(1)
+    worker.disconnect(1)
     worker.refuse(1)
     worker.pass_time(1.9, 0)
     worker.get(route(1, (0, 1), (1, 0)))
@@ -211,7 +211,7 @@ def test_a_lane_that_is_lost_while_leaving_is_dialled_only_for_what_is_unstable(
     owner = home(0, 2)
     (sent,) = worker.contributions(owner)
     worker.state.leave(worker.now)
-    worker.lose(owner)
+    worker.disconnect(owner)
     worker.back(owner)
     worker.get(result(sent, bytes(CHUNK)), owner)
     assert operation.done
@@ -219,7 +219,7 @@ def test_a_lane_that_is_lost_while_leaving_is_dialled_only_for_what_is_unstable(
     worker.get(frame(Header(kind=MessageKind.HEARTBEAT, chunk=owner), stable), owner)
     assert worker.state.counters()["live_rounds"] == 0
     for reducer in (0, 1):
-        worker.lose(reducer)
+        worker.disconnect(reducer)
     assert worker.state.wanted() == []
     worker.tick(0.05)
     assert worker.state.left and worker.state.error is None

@@ -34,7 +34,7 @@ def test_what_had_no_answer_is_sent_again_in_order_and_stays_charged() -> None:
     worker.get(result(first[1].header, answer))
     assert chunks(worker.sent()) == [(0, 3, 0)]
     assert worker.state.counters()["unanswered"] == 3 * CHUNK
-    worker.lose()
+    worker.disconnect()
     assert worker.state.counters()["unanswered"] == 3 * CHUNK  # the lane may have it
     assert worker.connect() == [(0, 0)]
     hello = decoded(worker.sent(), messages.Hello)
@@ -60,7 +60,7 @@ def test_a_result_may_come_before_the_contribution_is_sent_again() -> None:
     worker = joined(credit=4 * CHUNK)
     operation, _ = submit(worker, 2)
     (first, second) = worker.contributions()
-    worker.lose()
+    worker.disconnect()
     worker.connect()
     worker.sent()
     worker.welcome()
@@ -78,7 +78,7 @@ def test_done_and_the_question_for_stats_are_repeated() -> None:
     worker.pass_time(0.3, 0)
     assert positions(worker.sent()) == {(0, 0): 1 << 24}
     assert operation.done
-    worker.lose()
+    worker.disconnect()
     assert positions(worker.back()) == {(0, 0): 1 << 24}
     worker.get(heartbeat((KEY, 1 << 24)))
     assert worker.state.counters()["staging_bytes"] == 0
@@ -90,7 +90,7 @@ def test_a_result_that_was_cut_does_not_spoil_the_next_connection() -> None:
     (sent,) = worker.contributions()
     answer = result(sent, np.full(FLOATS, 3, np.float32).tobytes())
     worker.get(answer[: HEADER_SIZE + 100])
-    worker.lose()
+    worker.disconnect()
     worker.back()
     worker.get(answer)
     assert operation.done
@@ -105,7 +105,7 @@ def test_chunks_of_a_round_in_place_are_sent_again_as_they_were() -> None:
     answer = result(first, np.full(FLOATS, 9, np.float32).tobytes())
     worker.get(answer[:-1])  # most of the result is already in the array
     assert values[0] == 9
-    worker.lose()
+    worker.disconnect()
     again = said(worker.back(credit=CHUNK), MessageKind.CONTRIBUTION)
     assert np.frombuffer(again[0].payload or b"", np.float32).tolist() == [5.0] * FLOATS
     worker.get(answer)
@@ -121,7 +121,7 @@ def test_the_limit_of_a_round_does_not_count_what_is_sent_again() -> None:
     submit(worker, 2 * limit)
     assert len(worker.contributions()) == limit
     for _ in range(3):
-        worker.lose()
+        worker.disconnect()
         again = said(worker.back(credit=4 * limit * CHUNK), MessageKind.CONTRIBUTION)
         assert [f.header.chunk for f in again] == list(range(limit))
     worker.get(result(again[0].header, bytes(CHUNK)))
@@ -135,7 +135,7 @@ def test_a_grant_ends_with_its_connection() -> None:
     worker.sent()
     worker.get(frame(Header(kind=MessageKind.GRANT, key=KEY, round=0)))
     assert [h.key for h in worker.contributions()] == [KEY] * 2
-    worker.lose()
+    worker.disconnect()
     again = said(worker.back(), MessageKind.CONTRIBUTION)
     assert [f.header.key for f in again] == [engine_parts.key_id("a")] * 2 + [KEY] * 2
     submit(worker, 2, "key")
@@ -154,13 +154,13 @@ def test_an_abandoned_round_is_abandoned_again_until_it_is_stable() -> None:
     assert decoded(first, messages.Abandon) == [abandoned]
     worker.get(control(messages.Refused(int(ErrorCode.MISMATCH), "two truths"), key=KEY))
     assert worker.sent() == []
-    worker.lose()
+    worker.disconnect()
     again = worker.back()
     assert decoded(again, messages.Abandon) == [abandoned]
     assert chunks(again) == []
     assert positions(again) == {(0, 0): 1 << 24}
     worker.get(heartbeat((KEY, 1 << 24)))
-    worker.lose()
+    worker.disconnect()
     assert decoded(worker.back(), messages.Abandon) == []
     assert worker.state.counters()["live_rounds"] == 0
 
@@ -175,7 +175,7 @@ def test_ten_errors_of_a_connection_in_a_row_are_final(code: ErrorCode) -> None:
         worker.get(error)
         assert worker.state.error is None
         assert worker.state.to_drop() == [(0, 0)]
-        worker.lose(why="we closed it")
+        worker.disconnect(why="we closed it")
         worker.back()
         if attempt == 3:  # a result resets the count
             worker.get(result(first, bytes(CHUNK)))
@@ -193,7 +193,7 @@ def test_ten_frames_that_break_the_protocol_are_final_too() -> None:
         assert (worker.state.error is None) == (attempt < 9)
         if attempt < 9:
             assert worker.state.to_drop() == [(0, 0)]
-            worker.lose()
+            worker.disconnect()
             worker.back()
     assert worker.state.error is not None
     assert worker.state.error[0] == ErrorCode.PROTOCOL
@@ -207,14 +207,14 @@ def test_a_lane_that_errs_again_and_again_is_left_to_the_others_while_there_are_
         worker.get(error, 1)
         suspicions = decoded(worker.sent(0), messages.Suspect)
         assert [s.slot for s in suspicions] == ([1] if attempt >= 2 else [])
-        worker.lose(1)
+        worker.disconnect(1)
         worker.back(1)
     worker.get(route(1, (0, 1), (1, 0)))
     worker.get(error, 1)
     for _ in range(9):
         worker.get(error, 0)
         assert worker.state.error is None
-        worker.lose(0)
+        worker.disconnect(0)
         worker.back(0)
     worker.get(error, 0)
     assert worker.state.error[0] == ErrorCode.CORRUPTED

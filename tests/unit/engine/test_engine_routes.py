@@ -221,7 +221,7 @@ def test_a_slot_that_is_taken_in_again_gets_its_chunks_back() -> None:
     submit(worker, 4)
     mine = [(chunk, 0) for chunk in range(4) if home(chunk, 2) == 1]
     worker.get(route(1, (0, 1), (1, 0)))
-    worker.lose(1)
+    worker.disconnect(1)
     assert (0, 1) not in [(h.chunk, h.route) for h in worker.contributions(0) if h.route]
     frames = worker.back(1, incarnation=b"x" * 16, instance=1, route=0)
     assert decoded(frames, messages.Route)[0].route == 1
@@ -236,7 +236,7 @@ def test_nothing_is_sent_to_a_lane_that_was_restarted_until_a_route_moves_it() -
     worker = joined(credit=ROOMY, reducers=2, rank=1)
     submit(worker, 4)
     worker.sent(0), worker.sent(1)
-    worker.lose(1)
+    worker.disconnect(1)
     frames = worker.back(1, instance=1, credit=ROOMY)
     assert chunks(frames) == []
     assert worker.state.suspected == {1}
@@ -254,7 +254,7 @@ def test_nothing_is_sent_to_a_lane_that_was_restarted_until_a_route_moves_it() -
 
 def test_a_lane_that_forms_the_run_anew_is_suspected_at_once() -> None:
     worker = joined(reducers=2, rank=1)
-    worker.lose(1)
+    worker.disconnect(1)
     worker.connect()
     worker.pending(0, reducer=1)
     (suspicion,) = decoded(worker.sent(0), messages.Suspect)

@@ -123,7 +123,7 @@ def test_one_reducer_under_two_addresses_that_ends_the_first_connection_is_named
     worker = Worker(reducers=2)
     worker.pending(1)
     worker.connect()
-    worker.lose(0, why="closed by the reducer")
+    worker.disconnect(0, why="closed by the reducer")
     worker.get(control(messages.Pending(1, 0, bytes(16), (1,), 1)), reducer=1)
     code, text = failure(worker)
     assert code == ErrorCode.JOIN
@@ -360,7 +360,7 @@ def test_a_reducer_that_is_lost_while_the_run_joins_is_asked_until_the_time_is_u
     worker = Worker(reducers=2, rank=1)
     worker.welcome(0)
     worker.pending(0, reducer=1)
-    worker.lose(1, why="closed by the reducer")
+    worker.disconnect(1, why="closed by the reducer")
     assert worker.state.error is None
     while worker.state.error is None and worker.now < 100:
         worker.get(heartbeat())

@@ -25,7 +25,7 @@ from tests.support.one_worker import (
 
 def test_a_slot_that_refuses_connections_is_suspected_now_and_every_heartbeat() -> None:
     worker = joined(reducers=2, rank=1)
-    worker.lose(1)
+    worker.disconnect(1)
     assert worker.state.suspected == set()
     worker.refuse(1)
     (suspicion,) = decoded(worker.sent(0), messages.Suspect)
@@ -42,7 +42,7 @@ def test_a_slot_that_refuses_connections_is_suspected_now_and_every_heartbeat() 
 
 def test_a_lane_has_300_ms_to_come_back() -> None:
     worker = joined(reducers=2, rank=1)
-    worker.lose(1)
+    worker.disconnect(1)
     worker.connect()
     worker.pass_time(0.25, 0)
     assert worker.state.suspected == set()
@@ -92,7 +92,7 @@ def _given_up(seconds: float, **options: Any) -> Worker:
     worker.tick(0.05)
     worker.tick(seconds)
     for reducer in (0, 1):
-        worker.lose(reducer, why="closed by the reducer")
+        worker.disconnect(reducer, why="closed by the reducer")
     assert set(worker.connect()) == {(0, 0), (1, 0)}
     for reducer in (0, 1):
         worker.pending(0, reducer=reducer)
@@ -140,7 +140,7 @@ def test_goaway_is_suspicion_until_the_slot_is_out() -> None:
     worker.get(control(messages.Goaway("SIGTERM")), 1)
     (suspicion,) = decoded(worker.sent(0), messages.Suspect)
     assert "SIGTERM" in suspicion.reason
-    worker.lose(1)
+    worker.disconnect(1)
     worker.back(1)
     assert worker.state.suspected == {1}  # the same process still drains
     worker.get(route(1, (0, 1), (1, 0)))
@@ -150,7 +150,7 @@ def test_goaway_is_suspicion_until_the_slot_is_out() -> None:
 def test_an_error_on_a_rejoin_is_no_strike() -> None:
     worker = joined(reducers=2, rank=1)
     for _ in range(5):
-        worker.lose(1)
+        worker.disconnect(1)
         worker.connect()
         worker.get(control(messages.Error(int(ErrorCode.UNAVAILABLE), "this reducer drains")), 1)
         assert worker.state.to_drop() == [(1, 0)]
@@ -173,7 +173,7 @@ def test_rank_0_puts_out_a_slot_that_it_cannot_reach_and_tells_all_lanes() -> No
     operation, _ = submit(worker, 6)
     for reducer in range(3):
         worker.sent(reducer)
-    worker.lose(1)
+    worker.disconnect(1)
     worker.refuse(1)
     assert worker.state.route["live"] == [1, 0, 1]
     assert worker.state.route["since"] == [0, 1, 0]
@@ -225,7 +225,7 @@ def test_a_slot_that_only_some_ranks_reach_stays_out_for_longer_each_time() -> N
 def test_a_slot_that_is_restarted_again_and_again_is_taken_in_at_once_each_time() -> None:
     worker = decider()
     for process in range(10, 15):
-        worker.lose(1)
+        worker.disconnect(1)
         worker.refuse(1)
         assert worker.state.route["live"] == [1, 0]
         worker.pass_time(0.1, 0)
@@ -238,7 +238,7 @@ def test_a_slot_that_is_restarted_again_and_again_is_taken_in_at_once_each_time(
 def test_rank_0_never_leaves_only_slots_that_it_does_not_reach() -> None:
     worker = decider()
     for reducer in (0, 1):
-        worker.lose(reducer)
+        worker.disconnect(reducer)
     worker.connect()
     worker.pass_time(1.0)
     assert worker.state.route["route"] == 0
@@ -252,7 +252,7 @@ def test_the_last_live_slot_begins_anew_where_it_is() -> None:
     operation, _ = submit(worker, 4)
     before = [chunks(worker.sent(0, lane)) for lane in (0, 1)]
     for lane in (0, 1):
-        worker.lose(0, lane)
+        worker.disconnect(0, lane)
     assert sorted(worker.connect()) == [(0, 0), (0, 1)]
     worker.pending(1, lanes=3)  # a new process with more lanes
     assert worker.connect() == [(0, 2)]
@@ -272,7 +272,7 @@ def test_a_restart_moves_the_streams_of_dead_slots_too() -> None:
     suspect(worker, 1)
     submit(worker, 4)
     worker.sent(0)
-    worker.lose(0)
+    worker.disconnect(0)
     worker.connect()
     worker.welcome(0, incarnation=b"n" * 16, credit=ROOMY)
     assert worker.state.route["since"] == [2, 2]
@@ -282,7 +282,7 @@ def test_a_restart_moves_the_streams_of_dead_slots_too() -> None:
 
 def test_a_dead_slot_is_taken_in_when_it_misses_no_rank() -> None:
     worker = decider()
-    worker.lose(1)
+    worker.disconnect(1)
     worker.refuse(1)
     assert worker.state.route["live"] == [1, 0]
     worker.back(1, incarnation=b"n" * 16, instance=3, credit=ROOMY)
@@ -303,7 +303,7 @@ def test_a_draining_slot_is_not_taken_in_again_but_its_successor_is() -> None:
     assert worker.state.route["live"] == [1, 0]
     worker.pass_time(1.0, 0, 1)
     assert worker.state.route["live"] == [1, 0]
-    worker.lose(1)
+    worker.disconnect(1)
     worker.back(1, incarnation=b"n" * 16)
     worker.pass_time(0.6, 0, 1)
     assert worker.state.route["live"] == [1, 1]

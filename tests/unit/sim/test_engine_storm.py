@@ -53,7 +53,7 @@ class Storm:
     def cut(self, link: Link, why: str = "reset") -> None:
         rank, slot, lane = link
         session = self.links.pop(link)
-        session.lane.lose(session)
+        session.lane.disconnect(session)
         self.frozen.pop(link, None)
         self.states[rank].closed(slot, lane, why, self.now)
 

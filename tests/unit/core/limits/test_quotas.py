@@ -51,7 +51,7 @@ def test_runs_that_everybody_has_left_take_no_share() -> None:
         workers = join_all(lane, 2, run_id=f"run-{number}")
         assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
         for worker in workers:
-            worker.session.lose()
+            worker.session.disconnect()
 
 
 def test_runs_that_are_not_forgotten_yet_have_their_share() -> None:
@@ -62,7 +62,7 @@ def test_runs_that_are_not_forgotten_yet_have_their_share() -> None:
         worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
         fill(worker, 10_000)
         worker.bye()
-        worker.session.lose()
+        worker.session.disconnect()
     assert "8 runs that have ended" in refused_for(join_all(lane, 1, run_id="more")[0])
     assert join_all(lane, 1, job="other")[0].read(MessageKind.WELCOME)
     for _ in range(20):
@@ -84,7 +84,7 @@ def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> Non
     lane = SimLane(max_runs=2)
     for number in range(2):
         (worker,) = join_all(lane, 1, run_id=f"run#{number}")
-        worker.session.lose()
+        worker.session.disconnect()
     text = refused_for(join_all(lane, 1, run_id="run#2")[0])
     assert "has 2 runs" in text
     lane.tick(6.0)
@@ -99,7 +99,7 @@ def test_deserted_runs_and_those_that_would_replace_them_have_one_share() -> Non
     roster = lane.core._roster
     groups = [join_all(lane, 1, run_id=f"run#{number}")[0] for number in range(4)]
     for worker in groups:
-        worker.session.lose()
+        worker.session.disconnect()
     for number in range(5):
         Scripted(lane, 0, 2, run_id=f"next#{number}")
         assert len(roster.forming) + len(roster.runs) <= 4
@@ -124,7 +124,7 @@ def test_a_share_of_memory_is_given_back() -> None:
         assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
         for worker in workers:
             worker.bye()
-            worker.session.lose()
+            worker.session.disconnect()
     assert lane.snapshot()["reserved_bytes"] == 0
 
 
@@ -136,7 +136,7 @@ def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -
     for worker in workers:
         worker.bye()
         worker.read(MessageKind.WELCOME)
-    workers[0].session.lose()
+    workers[0].session.disconnect()
     assert lane.snapshot()["reserved_bytes"] == reserved
     others = join_all(lane, 4, job="another")
     assert "are free: raise --memory" in others[0].error().message
@@ -147,7 +147,7 @@ def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -
     }
     assert lane.snapshot()["reserved_bytes"] == reserved
     for worker in workers[1:]:
-        worker.session.lose()
+        worker.session.disconnect()
     assert lane.snapshot()["reserved_bytes"] == reserved
 
 
@@ -186,7 +186,7 @@ def test_chunks_have_no_room_that_a_run_has_reserved_for_its_records() -> None:
     )
     assert limits.records == 1 << 20 and core.room_for_chunks == (1 << 30) - beside
     worker.bye()
-    worker.session.lose()
+    worker.session.disconnect()
     for _ in range(20):
         lane.tick(0.05)
     assert not lane.snapshot()["reserved_bytes"] and core.room_for_chunks == 1 << 30
@@ -242,7 +242,7 @@ def test_a_job_has_its_share_of_connections() -> None:
     # As soon as the old ones have ended there is room again.
     for session in list(lane.sessions.values()):
         if session.closed:
-            session.lose()
+            session.disconnect()
     assert again().read(MessageKind.WELCOME)
 
 

@@ -201,7 +201,7 @@ def test_a_lane_that_still_forgets_a_run_is_not_idle() -> None:
     for number in range(200):
         keys(worker, number)
     worker.bye()
-    worker.session.lose()
+    worker.session.disconnect()
     assert len(lane.core._roster.ended) and not lane.core._roster.runs
     assert not lane.core.idle
     lane.tick()
@@ -238,7 +238,7 @@ def test_a_key_that_a_reconnect_has_touched_is_forgotten_all_the_same() -> None:
             worker.contribute(Spec(key=f"key-{number}"), data=bytes(32))
             worker.report(f"key-{number}", position(1, 0))
     lane.tick(4.0)
-    workers[1].session.lose()
+    workers[1].session.disconnect()
     workers[1] = Scripted(lane, 1, 2, run_id="run", rejoin=True)
     for _ in range(26):
         lane.tick(1.0)

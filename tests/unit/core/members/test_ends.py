@@ -31,7 +31,7 @@ def test_runs_that_nobody_comes_back_to_end_a_part_at_each_tick() -> None:
     """Regression: one tick ended 100 runs of 24,000 keys each: 0.3 s."""
     lane, count = SimLane(budget=1 << 40), 40
     for worker in runs_of_one(lane, count):
-        worker.session.lose()
+        worker.session.disconnect()
     left = [count]
     while left[-1]:
         lane.tick(0.25)
@@ -48,7 +48,7 @@ def deserted_runs(lane: SimLane, count: int, rounds: int) -> None:
         for open_ in range(rounds):
             first.abandon(Spec(number=open_))
     for worker in chain.from_iterable(runs):
-        worker.session.lose()
+        worker.session.disconnect()
 
 
 def test_runs_of_many_rounds_end_a_few_at_a_tick() -> None:
@@ -75,7 +75,7 @@ def test_runs_of_many_streams_end_a_few_at_a_tick() -> None:
         for home in range(slots):
             worker.session.send(heartbeat((1, 1), route=1, chunk=home))
     for worker in runs:
-        worker.session.lose()
+        worker.session.disconnect()
     left = [count]
     while left[-1]:
         lane.tick(0.25)
@@ -90,7 +90,7 @@ def test_a_tick_forgets_a_few_ended_runs() -> None:
     for worker in runs_of_one(lane, count):
         fill(worker, 2 + FORGOTTEN_AT_ONCE // (KEY + KEY_RANK))
         worker.bye()
-        worker.session.lose()
+        worker.session.disconnect()
     left = [len(lane.core._roster.ended)]
     assert left == [count], "each run has one key left"
     while left[-1]:
@@ -107,7 +107,7 @@ def test_a_hello_without_room_looks_at_few_of_the_runs_that_have_ended() -> None
         for worker in runs_of_one(lane, ended):
             fill(worker, 10 + FORGOTTEN_AT_ONCE // (KEY + KEY_RANK))
             worker.bye()
-            worker.session.lose()
+            worker.session.disconnect()
         lane.core._roster.budget.total = lane.core._roster.budget.reserved
         times = []
         for number in range(3):
@@ -122,7 +122,7 @@ def test_a_hello_without_room_looks_at_few_of_the_runs_that_have_ended() -> None
 
 def test_a_pause_of_the_lane_is_not_held_against_a_run_that_nobody_is_in() -> None:
     lane = SimLane()
-    runs_of_one(lane, 1)[0].session.lose()
+    runs_of_one(lane, 1)[0].session.disconnect()
     lane.tick(lane.settings.deserted_after - 1)
     lane.stand_still(10)
     assert len(lane.core._roster.runs) == 1
@@ -139,7 +139,7 @@ def test_runs_that_have_nothing_to_forget_keep_nobody_waiting() -> None:
     (last,) = runs_of_one(lane, 1)
     fill(last, 1_000)
     last.bye()
-    last.session.lose()
+    last.session.disconnect()
     before = len(lane.core._roster.ended)
     for _ in range(3):
         lane.tick(0.05)
@@ -152,12 +152,12 @@ def test_the_keys_of_one_job_do_not_wait_for_those_of_another() -> None:
     for worker in runs_of_one(lane, 10):
         fill(worker, 10_000)
         worker.bye()
-        worker.session.lose()
+        worker.session.disconnect()
     (other,) = join_all(lane, 1, job="other")
     other.session.send(control(messages.Route(1, (1,), (1,), (1,))))
     fill(other, 1_000)
     other.bye()
-    other.session.lose()
+    other.session.disconnect()
     roster = lane.core._roster
     for _ in range(3):
         lane.tick(0.05)
@@ -185,7 +185,7 @@ def test_chunks_count_as_parts_of_rounds() -> None:
     jobs = [members.run for members in lane.core._roster.runs.values()]
     assert {job.held.parts for job in jobs} == {chunks}
     for worker in chain.from_iterable(runs):
-        worker.session.lose()
+        worker.session.disconnect()
     assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
     assert len(lane.core._roster.runs) == count - 2 + 1
     assert sum(job.held.parts for job in jobs) == 3 * chunks
@@ -200,7 +200,7 @@ def test_what_ranks_have_said_of_a_refused_round_counts_as_rounds() -> None:
             dtype = DType.INT32 if rank else DType.FLOAT32
             worker.contribute(Spec(number=number, dtype=dtype), data=bytes(32))
     for worker in chain.from_iterable(runs):
-        worker.session.lose()
+        worker.session.disconnect()
     assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
     assert len(lane.core._roster.runs) == 2 - 1 + 1
 
@@ -211,7 +211,7 @@ def test_the_largest_of_the_runs_that_are_replaced_ends_first() -> None:
     small = [join_all(lane, 1, run_id=f"run-{number}")[0] for number in range(REPLACED_AT_ONCE)]
     large = join_all(lane, 8, run_id="large")
     for worker in (*small, *large):
-        worker.session.lose()
+        worker.session.disconnect()
     assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
     runs = {members.run.run_id for members in lane.core._roster.runs.values()}
     assert len(runs) == 2 and "large" not in runs
@@ -233,7 +233,7 @@ def test_the_keys_of_ended_runs_are_forgotten_a_part_at_each_tick() -> None:
     workers = runs_of_one(lane, count)
     for worker in workers:
         fill(worker, keys)
-        worker.session.lose()
+        worker.session.disconnect()
     jobs = [members.run for members in lane.core._roster.runs.values()]
     budget = lane.core._roster.budget
     join_all(lane, 1, run_id="another")
@@ -256,7 +256,7 @@ def test_a_job_that_needs_the_room_of_its_ended_run_has_it_at_once() -> None:
     worker = runs_of_one(lane, 1)[0]
     (members,) = lane.core._roster.runs.values()
     fill(worker, 500)
-    worker.session.lose()
+    worker.session.disconnect()
     shares = 1 + SHARES_BESIDE_RANKS
     lane.core._roster.budget.total = shares * share_of(2 * MIN_COST)
     join_all(lane, 1, run_id="another", table=((0, 64),))
@@ -285,7 +285,7 @@ def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten(
     small = join_all(lane, 1, run_id="small")[0]
     assert small.read(MessageKind.WELCOME)
     small.bye()
-    small.session.lose()
+    small.session.disconnect()
     for _ in range(1 + kept // MOST_IDLE):
         lane.tick(0.05)
     assert not lane.core._roster.ended.of("job") and not budget.reserved
@@ -310,7 +310,7 @@ def test_the_end_of_a_run_looks_at_its_own_sessions_alone() -> None:
     roster = lane.core._roster
     (run,) = roster.runs.values()
     assert run.sessions == {worker.session.number for worker in workers} | {old.number}
-    old.lose()
+    old.disconnect()
     assert run.sessions == {worker.session.number for worker in workers}
     roster.sessions = NoWalk(roster.sessions)
     workers[0].session.send(control(messages.Error(int(ErrorCode.INTERNAL), "no more")))

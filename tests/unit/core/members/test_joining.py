@@ -78,7 +78,7 @@ def test_pending_names_the_absent_again_when_they_change() -> None:
     second = Scripted(lane, 1, 3)
     lane.tick(0.3)
     assert pending(first) == [(2,)]
-    second.session.lose()
+    second.session.disconnect()
     lane.tick(0.3)
     assert pending(first) == [(1, 2)]
     Scripted(lane, 1, 3)
@@ -121,7 +121,7 @@ def test_a_rank_that_is_started_again_while_its_run_forms_takes_its_place(
     lane = SimLane()
     first = Scripted(lane, rank, 3, run_id=given or ("first" if rank == 0 else ""))
     other = Scripted(lane, 2, 3, run_id=given)
-    first.session.lose()
+    first.session.disconnect()
     last = Scripted(lane, 1 - rank, 3, run_id=given or ("run" if rank == 1 else ""))
     assert not last.read(MessageKind.WELCOME)  # a rank that has gone does not count
     new = b"n" * 16
@@ -139,18 +139,18 @@ def test_a_rank_of_a_forming_run_that_is_still_there_is_not_replaced() -> None:
     first = Scripted(lane, 0, 2)
     again = Scripted(lane, 0, 2, incarnation=b"n" * 16, run_id="run-2")
     assert "has joined already, from another process" in again.error().message
-    again.session.lose()
+    again.session.disconnect()
     Scripted(lane, 1, 2)
     assert welcome(first).run_id == "run"
 
 
 def test_rank_0_may_not_change_the_run_id_that_another_rank_was_given() -> None:
     lane = SimLane()
-    Scripted(lane, 0, 3, run_id="night").session.lose()
+    Scripted(lane, 0, 3, run_id="night").session.disconnect()
     other = Scripted(lane, 1, 3, run_id="night")
     wrong = Scripted(lane, 0, 3, incarnation=b"n" * 16, run_id="random")
     assert "asks for run 'random', but run 'night' is forming" in wrong.error().message
-    wrong.session.lose()
+    wrong.session.disconnect()
     Scripted(lane, 2, 3)
     Scripted(lane, 0, 3, incarnation=b"m" * 16, run_id="night")
     assert welcome(other).run_id == "night"
@@ -178,7 +178,7 @@ def test_a_rank_that_leaves_while_its_run_forms_is_no_member(last_words: str) ->
     last = Scripted(lane, 1, 2)
     assert not last.read(MessageKind.WELCOME)
     again = Scripted(lane, 0, 2, incarnation=b"n" * 16)
-    gone.session.lose()
+    gone.session.disconnect()
     assert welcome(again) == welcome(last)
 
 
@@ -201,7 +201,7 @@ def test_a_complete_run_admits_its_own_members_alone() -> None:
     again = Scripted(lane, 1, 2, run_id="run")
     assert welcome(again).run_id == "run"
     assert workers[1].session.closed
-    workers[1].session.lose()
+    workers[1].session.disconnect()
     lane.tick(1.0)
     workers[0].contribute(Spec(), data=bytes(32))
     again.contribute(Spec(), data=bytes(32))
@@ -228,7 +228,7 @@ def test_a_rank_whose_welcome_was_lost_is_let_in_though_it_knows_no_run_id() -> 
     """Regression: the rank waited for a new run until its timeout, the others for the rank."""
     lane = SimLane()
     workers = join_all(lane, 3)
-    workers[1].session.lose()
+    workers[1].session.disconnect()
     back = Scripted(lane, 1, 3)
     assert welcome(back).run_id == "run"
     for worker in (workers[0], back, workers[2]):
@@ -254,7 +254,7 @@ def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
         assert error.code == ErrorCode.QUOTA
         assert "raise --memory" in error.message
     for session in list(lane.sessions.values()):
-        session.lose()
+        session.disconnect()
     lane.tick(5.1)
     assert lane.snapshot()["reserved_bytes"] == 0
     join_all(lane, 2, job="second")
@@ -368,7 +368,7 @@ def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
     workers = join_all(lane, 2)
     reserved = lane.snapshot()["reserved_bytes"]
     for worker in workers:
-        worker.session.lose()
+        worker.session.disconnect()
     again = [Scripted(lane, rank, 2, run_id="run", incarnation=b"n" * 16) for rank in range(2)]
     assert {welcome(worker).run_id for worker in again} == {"run"}
     assert lane.snapshot()["reserved_bytes"] == reserved
@@ -379,7 +379,7 @@ def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> Non
     workers = join_all(lane, 2)
     workers[0].contribute(Spec(), data=bytes(32))
     for worker in workers:
-        worker.session.lose()
+        worker.session.disconnect()
     refused = Scripted(lane, 5, 2, run_id="run", incarnation=b"n" * 16)
     assert refused.error().code == ErrorCode.JOIN
     assert not lane.held
@@ -416,7 +416,7 @@ def test_an_error_names_a_rank_that_is_still_there() -> None:
     """Regression: the error named the first rank of the run, which had left."""
     lane = SimLane()
     first, second = Scripted(lane, 0, 3), Scripted(lane, 1, 3)
-    first.session.lose()
+    first.session.disconnect()
     wrong = Scripted(lane, 2, 4)
     assert "rank 2 of job 'job' says world size 4, rank 1 says 3" in wrong.error().message
     assert pending(second)
@@ -452,7 +452,7 @@ def test_a_group_that_was_there_before_admits_no_new_process() -> None:
 def test_a_new_group_ends_no_other_of_its_run_that_is_between_two_connections() -> None:
     lane = SimLane()
     for worker in group(lane, "a"):
-        worker.session.lose()
+        worker.session.disconnect()
     group(lane, "b")
     assert set(lane.snapshot()["jobs"]) == {"job#a", "job#b"}
     join_all(lane, 2, run_id="next#a")  # the restarted job takes their place

@@ -103,7 +103,7 @@ def test_contributions_that_need_no_kernel_take_the_next_parts() -> None:
 def test_ticks_find_somebody_who_is_here() -> None:
     late = Late()
     for worker in late.workers[:-1]:
-        worker.session.lose()
+        worker.session.disconnect()
     late.lane._behind.clear()
     for _ in range(WORLD):
         late.lane.tick()

@@ -188,11 +188,11 @@ def test_who_is_back_is_told_what_is_stable_and_who_is_absent() -> None:
     workers = join_all(lane, 3)
     for rank, worker in enumerate(workers):
         worker.contribute(Spec(), data=data(rank))
-    workers[0].session.lose()
+    workers[0].session.disconnect()
     for worker in workers[1:]:
         worker.report("x", position(1, 0))
     again(workers[0]).report("x", position(1, 0))
-    workers[2].session.lose("reset")
+    workers[2].session.disconnect("reset")
     lane.tick(0.6)
     back = again(workers[1])
     kinds = [f.header.kind for f in back.session.read()]
@@ -214,7 +214,7 @@ def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
     for rank in range(2):
         members.run.retelling.add(rank)
     members.run.catch_up(lane.now)
-    workers[0].session.lose()  # with parts left to tell
+    workers[0].session.disconnect()  # with parts left to tell
     members.run.catch_up(lane.now)
     assert list(members.run.retelling._ranks) == [1]
     members.run.catch_up(lane.now)  # rank 1 reconnects before its parts are told
@@ -310,7 +310,7 @@ def test_every_forming_of_a_run_has_an_instance_of_its_own() -> None:
     lane = SimLane()
     before = welcome(join_all(lane, 1)[0]).instance
     for session in list(lane.sessions.values()):
-        session.lose()
+        session.disconnect()
     lane.tick(5.1)
     after = welcome(Scripted(lane, 0, 1, run_id="run", rejoin=True)).instance
     assert after != before
@@ -470,7 +470,7 @@ def test_who_comes_back_to_a_lane_that_drains_goes_on_there() -> None:
 def test_a_new_run_takes_the_room_of_one_that_all_have_gone_from() -> None:
     lane = SimLane(budget=1 << 20, credit=1 << 30)
     for worker in join_all(lane, 2):
-        worker.session.lose()
+        worker.session.disconnect()
     for worker in join_all(lane, 2, run_id="next"):
         assert not worker.read(MessageKind.ERROR)
     assert len(lane.snapshot()["jobs"]) == 1

@@ -107,7 +107,7 @@ def test_a_report_names_who_is_absent_now_and_from_what() -> None:
     assert (waiting["key"], waiting["round"], waiting["absent"]) == ("layer", 0, [1])
     assert waiting["age_ms"] == pytest.approx(4_000, abs=100)
     assert (run["world_size"], run["connected"], run["open_rounds"]) == (3, 3, 1)
-    workers[1].session.lose("connection reset")
+    workers[1].session.disconnect("connection reset")
     lane.tick(0.1)
     (run,) = lane.report()["runs"]
     assert (run["connected"], run["lost"]) == (2, [1])

@@ -156,7 +156,7 @@ def test_a_duplicate_with_other_bytes_stops_the_job(complete: bool) -> None:
         error = worker.error()
         assert error.code == ErrorCode.INTEGRITY
         assert "rank 0 sent two different contributions for key 'x' round 0" in error.message
-        worker.session.lose()
+        worker.session.disconnect()
     assert not lane.held
     assert lane.snapshot()["reserved_bytes"] == 0
 
@@ -537,7 +537,7 @@ def test_the_others_hear_of_a_lost_rank_after_the_grace_and_of_its_return() -> N
     lane = SimLane()
     workers = join_all(lane, 3)
     workers[0].contribute(Spec(), data=bytes(32))
-    workers[2].session.lose("connection reset")
+    workers[2].session.disconnect("connection reset")
     lane.tick(0.4)
     assert not absences(workers[0])
     lane.tick(0.2)
@@ -573,7 +573,7 @@ def test_a_run_that_everybody_has_gone_from_is_forgotten() -> None:
     workers = join_all(lane, 2)
     workers[0].contribute(Spec(), data=bytes(32))
     for worker in workers:
-        worker.session.lose()
+        worker.session.disconnect()
     lane.tick(4.9)
     assert lane.held
     lane.tick(0.2)
@@ -602,7 +602,7 @@ def test_a_rank_that_has_done_its_part_may_leave_before_the_others() -> None:
     workers = join_all(lane, 2)
     workers[1].contribute(Spec(), data=bytes(32))
     workers[1].bye()
-    workers[1].session.lose()
+    workers[1].session.disconnect()
     workers[0].contribute(Spec(), data=bytes(32))
     assert workers[0].results() == [bytes(32)]
     lane.tick(1.0)
@@ -646,7 +646,7 @@ def test_a_job_says_how_long_a_rank_may_be_silent() -> None:
 def test_a_lane_that_stood_still_blames_nobody() -> None:
     lane = SimLane()
     workers = join_all(lane, 3)
-    workers[2].session.lose()
+    workers[2].session.disconnect()
     newcomer = lane.connect()
     lane.tick(0.4)
     lane.stand_still(30)

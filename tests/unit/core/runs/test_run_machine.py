@@ -114,7 +114,7 @@ class JobMachine(RuleBasedStateMachine):
         self.lost = rank % len(self.cluster.states)
         for rank_, reducer, lane in list(self.cluster.sessions):
             if rank_ == self.lost:
-                self.cluster.sessions.pop((rank_, reducer, lane)).lose("connection reset")
+                self.cluster.sessions.pop((rank_, reducer, lane)).disconnect("connection reset")
 
     @invariant()
     def memory_is_bounded(self) -> None:

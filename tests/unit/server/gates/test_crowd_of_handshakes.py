@@ -70,15 +70,15 @@ async def a_crowd(crowd: Crowd) -> None:
 
 
 async def a_crowd_that_leaves(crowd: Crowd) -> None:
-    """OpenSSL's memory of lost newcomers, up to 210 KiB each, is freed for a few at a time."""
+    """OpenSSL's memory of newcomers that left, up to 210 KiB each, is freed for a few at a time."""
     crowd.gate._room = CROWD // 2
     for newcomer in crowd.newcomers:
         newcomer.connection_lost(None)
-    assert len(crowd.gate._lost) == CROWD // 2, "newcomers that leave could fill the memory"
-    while crowd.gate._lost:
-        before = len(crowd.gate._lost)
+    assert len(crowd.gate._disconnected) == CROWD // 2, "newcomers that leave could fill the memory"
+    while crowd.gate._disconnected:
+        before = len(crowd.gate._disconnected)
         await asyncio.sleep(0)
-        assert len(crowd.gate._lost) >= before - AT_ONCE
+        assert len(crowd.gate._disconnected) >= before - AT_ONCE
 
 
 async def one_that_has_left(crowd: Crowd) -> None:
