@@ -136,6 +136,8 @@ class SimLane:
             "max_reducers": MAX_REDUCERS,
             "crc32c": self.kernels.crc32c,
             "acc_itemsize": self.kernels.acc_itemsize,
+            "records": 2 << 20,
+            "max_runs": 1_000,
         }
         self.settings = LaneSettings(**{**defaults, **settings})
         self.core = Lane(self.settings)

@@ -15,7 +15,10 @@ MOST_SUMMED: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    """`budget` and `credit` in bytes, times in seconds. PROTOCOL.md gives the reasons."""
+    """`budget` and `credit` in bytes, times in seconds. PROTOCOL.md gives the reasons.
+
+    Where `reducer serve` has an option for a setting, both have the same default.
+    """
 
     lane: int
     lanes: int
@@ -30,10 +33,10 @@ class LaneSettings:
     silence: float = 5.0  # for a worker whose job sets no other
     absent_after: float = 0.5  # seconds that a rank may take to reconnect
     deserted_after: float = 5.0
-    records: int = 2 << 20  # at most, in each share of a run
+    records: int = 8 << 20  # at most, in each share of a run
     job_budget: int = 0  # of one job; 0: no limit but `budget`
-    max_jobs: int = 1_000
-    max_runs: int = 1_000  # of one job
+    max_jobs: int = 1_024  # concurrent runs, of all jobs
+    max_runs: int = 256  # of one job
     max_reducers: int = 512  # of one job
     job_keys: int = 200_000  # of one run, for each home slot
     descriptors: int = 1 << 20  # files that the process may open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from reducer import units
 from reducer.cli import main
+from reducer.core.surface.settings import LaneSettings
 from reducer.server import config
 from reducer.server.config import Config, ConfigError, load
 
@@ -247,3 +249,12 @@ def test_a_lane_has_a_secret_that_nobody_chooses(monkeypatch: pytest.MonkeyPatch
     """Images for reproducible training set PYTHONHASHSEED; peers could then choose bad keys."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     assert config.child_environment()["PYTHONHASHSEED"] == "random"
+
+
+def test_a_lane_has_the_defaults_of_the_options() -> None:
+    """The defaults of `LaneSettings` were once other numbers than those of the daemon."""
+    of_lane = {field.name: field.default for field in dataclasses.fields(LaneSettings)}
+    of_daemon = {**dataclasses.asdict(Config()), "job_budget": Config().job_memory}
+    shared = of_lane.keys() & of_daemon.keys() - {"lanes"}
+    assert {"credit", "records", "max_jobs", "max_runs", "job_keys", "stall_after"} <= shared
+    assert {name: of_lane[name] for name in shared} == {name: of_daemon[name] for name in shared}
