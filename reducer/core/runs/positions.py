@@ -26,11 +26,12 @@ RANKS_AT_ONCE: Final = 8
 RECORDS_AT_ONCE: Final = 4_096
 
 
-class Passed:
-    """Forgets rounds that are not complete here, although every rank holds their results.
+class PassedRounds:
+    """Rounds below the stable position that are still open here: these are forgotten in parts.
 
-    The results come from an earlier stream. A rank that did not know the stable position has sent
-    its chunks here again. `_keys`: the keys with such rounds, by the time that they have waited.
+    Every rank holds their results, which come from an earlier stream. A rank that did not know the
+    stable position has sent its chunks here again. `_keys`: the keys with such rounds, by the time
+    that they have waited.
     """
 
     def __init__(
@@ -106,7 +107,12 @@ class Positions:
     """Tells the ranks the stable positions of each stream. `_changed` lists streams with news."""
 
     def __init__(
-        self, limits: RankLimits, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
+        self,
+        limits: RankLimits,
+        seats: Seats,
+        streams: Streams,
+        held: HeldBytes,
+        passed: PassedRounds,
     ) -> None:
         self._credit = limits.credit
         self.most_unstable = limits.unstable

@@ -21,7 +21,7 @@ from reducer.core.runs.contributions import Contributions
 from reducer.core.runs.flow import Flow
 from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.moves import Moves
-from reducer.core.runs.positions import Passed, Positions
+from reducer.core.runs.positions import PassedRounds, Positions
 from reducer.core.runs.results import Results
 from reducer.core.runs.retelling import Retelling
 from reducer.core.runs.round_messages import RoundMessages
@@ -64,7 +64,7 @@ class Run:
         flow = Flow(limits, world_size, self.seats, crc)
         self.accounts, self.open = flow.accounts, flow.open
         self.mismatches = Mismatches(terms, self.seats, flow)
-        self.passed = Passed(number, self.accounts, self.mismatches, flow.grants)
+        self.passed = PassedRounds(number, self.accounts, self.mismatches, flow.grants)
         self.retelling = Retelling(self.seats, self.mismatches)
         self.results = Results(terms, self.seats, self.accounts, flow.grants, crc, settings.traced)
         self.sums = Sums(terms, settings, self.results)
