@@ -314,9 +314,9 @@ def _views(buffers: Any) -> Iterator[memoryview]:
 def snapshot_of(*lanes: LaneReport) -> Snapshot:
     """Returns the snapshot of a daemon with these lanes, and with one more lane that is down."""
     return Snapshot(
-        tasks=1, started=0.0, clock=0.0,
-        version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
-        down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
+        tasks=1, monotonic_start=0.0, monotonic_now=0.0,
+        version="1", protocol="1.0", mode="open", wall_now=0.0, wall_ready=1.0, ready=True,
+        accepted=0, down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
         refused={"garbage": 2}, dropped_log_lines=0,
         usage=Usage(1.5, 7), lanes=list(lanes),
     )  # fmt: skip

@@ -76,9 +76,9 @@ class Server:
 
     def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
-        self._started = time.monotonic()
+        self._monotonic_start = time.monotonic()
         self._serves = False
-        self._started_at = 0.0
+        self._wall_ready = 0.0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._listeners: list[socket.socket] = []
@@ -214,7 +214,7 @@ class Server:
 
     def _say_ready(self) -> None:
         self._serves = True
-        self._started_at = time.time()
+        self._wall_ready = time.time()
         admin_port = self._admin.port
         line = {
             "event": "ready",
@@ -250,13 +250,13 @@ class Server:
             refused["late"] = late
         return Snapshot(
             tasks=len(asyncio.all_tasks()),
-            started=self._started,
-            clock=time.monotonic(),
+            monotonic_start=self._monotonic_start,
+            monotonic_now=time.monotonic(),
             version=__version__,
             protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
             mode=self._options.mode,
-            time=time.time(),
-            started_at=self._started_at,
+            wall_now=time.time(),
+            wall_ready=self._wall_ready,
             ready=self._serves and not self._lanes.down(),
             down=self._lanes.down(),
             restarts={handle.lane: handle.restarts for handle in self._lanes.handles},

@@ -90,7 +90,7 @@ _ROUND_SECONDS = Series("round_seconds", "reducer_round_seconds",
 _DAEMON_SERIES = _labelled((),
     ("ready", "reducer_ready",
      "1 while workers may connect; 0 while the daemon drains or restarts a lane.", "gauge", "-"),
-    ("started_at", "reducer_start_time_seconds",
+    ("wall_ready", "reducer_start_time_seconds",
      "When the daemon first became ready, in seconds since 1970.", "gauge", "-"),
     ("accepted", "reducer_accepted_connections", "Connections passed to a lane.", "counter"),
     ("dropped_log_lines", "reducer_dropped_log_lines", "Log lines that could not be written.",
@@ -223,7 +223,7 @@ class _SnapshotCollector(Collector):
         dropped += sum(lane.numbers.dropped_log_lines for lane in found.lanes)
         numbers = {
             "ready": found.ready,
-            "started_at": found.started_at,
+            "wall_ready": found.wall_ready,
             "accepted": found.accepted,
             "dropped_log_lines": dropped,
         }

@@ -46,8 +46,8 @@ def numbers(address: str, port: int, snapshot: Snapshot) -> dict[str, Any]:
     summary = summarize({address: snapshot.as_json()})
     return {
         "port": port,
-        "started": snapshot.started,
-        "clock": snapshot.clock,
+        "started": snapshot.monotonic_start,
+        "clock": snapshot.monotonic_now,
         "kernels": ", ".join(sorted({lane.numbers.kernels for lane in snapshot.lanes})),
         "reducer": asdict(summary.reducers[0]),
         "runs": [_cut(run) for run in summary.runs[:MAX_RUNS]],

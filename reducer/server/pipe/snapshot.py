@@ -85,23 +85,34 @@ class LaneReport:
         }
 
 
+# The names of the clocks' readings in /api/stats, which programs read.
+_JSON_NAMES = {
+    "monotonic_start": "started",
+    "monotonic_now": "clock",
+    "wall_now": "time",
+    "wall_ready": "started_at",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The main process's own numbers, and the report of every lane that has a process.
 
-    ``time`` and ``started_at`` are seconds since 1970; ``started`` and ``clock`` are seconds of the
-    monotonic clock. ``down`` lists the lanes that have died and are not restarted yet; ``lanes``
-    does not include them. ``restarts`` counts by lane. ``usage`` is the usage of the main process.
+    The wall clock (seconds since 1970) says when the snapshot was made and when the daemon became
+    ready. The monotonic clock measures the time between: ``monotonic_start`` is when the daemon
+    started, ``monotonic_now`` when the snapshot was made. ``down`` lists the lanes that have died
+    and are not restarted yet; ``lanes`` does not include them. ``restarts`` counts by lane.
+    ``usage`` is the usage of the main process.
     """
 
     tasks: int
-    started: float
-    clock: float
+    monotonic_start: float
+    monotonic_now: float
     version: str
     protocol: str
     mode: str
-    time: float
-    started_at: float
+    wall_now: float
+    wall_ready: float
     ready: bool
     down: Sequence[int]
     restarts: Mapping[int, int]
@@ -115,7 +126,8 @@ class Snapshot:
     def as_json(self) -> dict[str, Any]:
         """Returns the snapshot as /api/stats shows it."""
         lanes = [lane.as_json() for lane in self.lanes]
-        return {**fields_of(self), "usage": fields_of(self.usage), "lanes": lanes}
+        found = {_JSON_NAMES.get(name, name): value for name, value in fields_of(self).items()}
+        return {**found, "usage": fields_of(self.usage), "lanes": lanes}
 
 
 def run_as_json(run: RunReport) -> dict[str, Any]:
