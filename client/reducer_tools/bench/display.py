@@ -7,8 +7,8 @@ from typing import Any, TextIO
 
 from reducer_tools.bench.events import Event, Facts, Row, Turn
 from reducer_tools.bench.progress import Progress
+from reducer_tools.bench.ring_comparison import Rates, compare_with_ring
 from reducer_tools.bench.table import Table, end_json, facts_json, row_json
-from reducer_tools.bench.verdict import Rates, judge
 
 
 class Display:
@@ -39,10 +39,11 @@ class Display:
         self._progress.clear()
         if self._table is None or not self._rows:
             return
-        verdict = judge(self._table.facts, self._rows[-1], self._rates)
-        lines = verdict.lines if verdict else []
+        comparison = compare_with_ring(self._table.facts, self._rows[-1], self._rates)
+        lines = comparison.lines if comparison else []
         footer = [self._table.footer(self._rows), *(f"# {line}" for line in lines)]
-        self._print("\n".join(footer), end_json(self._rows, verdict.as_json() if verdict else {}))
+        ring = comparison.as_json() if comparison else {}
+        self._print("\n".join(footer), end_json(self._rows, ring))
 
     def _print(self, text: str, values: dict[str, Any]) -> None:
         print(json.dumps(values) if self._as_json else text, file=self._out, flush=True)

@@ -161,12 +161,12 @@ def row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def end_json(rows: Sequence[Row], verdict: dict[str, Any]) -> dict[str, Any]:
+def end_json(rows: Sequence[Row], ring: dict[str, Any]) -> dict[str, Any]:
     return {
         "event": "end",
         "average_busbw_gbs": average_busbw(rows),
         "wrong": total_wrong(rows),
-        **({"ring": verdict} if verdict else {}),
+        **({"ring": ring} if ring else {}),
     }
 
 

@@ -16,7 +16,7 @@ from reducer_tools.cli.sizes import size_option
 if TYPE_CHECKING:
     from reducer_client.config import Settings
     from reducer_tools.bench.events import Event
-    from reducer_tools.bench.verdict import Rates
+    from reducer_tools.bench.ring_comparison import Rates
 
 # The names that nccl-tests uses.
 _DTYPE_NAMES = {"float": "float32", "double": "float64", "half": "float16"}
@@ -116,7 +116,7 @@ def command(**given: Any) -> None:
     The exit status is 1 if any element was wrong.
     """
     from reducer_client import ReducerError
-    from reducer_tools.bench.verdict import Rates
+    from reducer_tools.bench.ring_comparison import Rates
     from reducer_tools.bench.workers import WorkerError
 
     if given["local"] and given["workers"] is None:

@@ -18,7 +18,7 @@ from fractions import Fraction
 # An Ethernet frame of 1514 bytes (MTU 1500) carries 1448 bytes of data over TCP with timestamps.
 HEADER_OVERHEAD = 1.045
 # Limits far beyond any cluster, but small enough that no product exceeds the range of a float.
-_MOST_WORKERS = 10**6
+MOST_WORKERS = 10**6
 _MOST_REDUCERS = 10**18
 _LEAST, _MOST = 1e-12, 1e18
 
@@ -41,8 +41,8 @@ def reducer_seconds(
     formula is the one for parameter servers in section 2 of the paper that `mixed_seconds` cites,
     with a separate rate for reducers.
     """
-    _check_count("workers", workers, _MOST_WORKERS)
-    _check_count("reducers", reducers, _MOST_REDUCERS)
+    check_count("workers", workers, MOST_WORKERS)
+    check_count("reducers", reducers, _MOST_REDUCERS)
     at_workers = _wire_seconds(bytes, "worker_gbps", worker_gbps)
     at_reducers = _wire_seconds(bytes, "reducer_gbps", reducer_gbps) * workers / reducers
     return max(at_workers, at_reducers)
@@ -59,46 +59,18 @@ def mixed_seconds(
     k = 0 is a ring, and k = W gives N / BW. Our workers sum nothing, so the difference to
     `reducer_seconds` is what a mixed design could gain.
     """
-    _check_count("workers", workers, _MOST_WORKERS)
-    _check_count("reducers", reducers, _MOST_REDUCERS)
+    check_count("workers", workers, MOST_WORKERS)
+    check_count("reducers", reducers, _MOST_REDUCERS)
     once = _wire_seconds(bytes, "worker_gbps", worker_gbps)
     if workers == 1:
         return 0.0
-    k = min(float(workers), reducers / float(_rate_ratio(worker_gbps, reducer_gbps)))
+    k = min(float(workers), reducers / float(rate_ratio(worker_gbps, reducer_gbps)))
     return 2 * workers * (workers - 1) / (workers**2 + k * workers - 2 * k) * once
-
-
-def reducers_needed(workers: int, worker_gbps: float, reducer_gbps: float) -> int:
-    """The least number of reducers whose total egress covers the workers' total egress.
-
-    This is the rule of Vertex AI's "Distributed training", with its two examples:
-
-    >>> reducers_needed(5, 100, 32), reducers_needed(8, 100, 32)
-    (16, 25)
-    """
-    _check_count("workers", workers, _MOST_WORKERS)
-    return math.ceil(workers * _rate_ratio(worker_gbps, reducer_gbps))
-
-
-def reducers_to_beat_ring(workers: int, worker_gbps: float, reducer_gbps: float) -> int | None:
-    """The least number of reducers that is faster than a ring; None for one or two workers.
-
-    W / (R x BW_r) < 2(W-1) / (W x BW) holds if R x BW_r > W^2 / (2(W-1)) x BW. For 4 workers, all
-    reducers together need more than 2.67 times the rate of one worker.
-
-    >>> reducers_to_beat_ring(4, 1, 1), reducers_to_beat_ring(2, 1, 100)
-    (3, None)
-    """
-    _check_count("workers", workers, _MOST_WORKERS)
-    ratio = _rate_ratio(worker_gbps, reducer_gbps)
-    if workers <= 2:  # a ring of two moves only N each way, like reducers
-        return None
-    return math.floor(Fraction(workers**2, 2 * (workers - 1)) * ratio) + 1
 
 
 def ring_factor(workers: int) -> float:
     """2(W-1)/W: the number of times that a ring moves the array through each NIC, each way."""
-    _check_count("workers", workers, _MOST_WORKERS)
+    check_count("workers", workers, MOST_WORKERS)
     return 2 * (workers - 1) / workers
 
 
@@ -114,7 +86,7 @@ def _wire_seconds(bytes: int, field: str, gbps: float) -> float:
     return bytes * HEADER_OVERHEAD * 8 / (gbps * 1e9)
 
 
-def _rate_ratio(worker_gbps: float, reducer_gbps: float) -> Fraction:
+def rate_ratio(worker_gbps: float, reducer_gbps: float) -> Fraction:
     """BW / BW_r, computed exactly: 2.1 / 0.3 is exactly 7."""
     check_positive("worker_gbps", worker_gbps)
     check_positive("reducer_gbps", reducer_gbps)
@@ -126,7 +98,7 @@ def exact(gbps: float) -> Fraction:
     return Fraction(str(gbps))
 
 
-def _check_count(field: str, count: int, most: int) -> None:
+def check_count(field: str, count: int, most: int) -> None:
     """Raise ValueError with field, expected and got unless ``count`` is from 1 to ``most``."""
     if count != int(count) or count < 1:
         raise ValueError(f"{field}: expected a whole number, 1 or more, got {count}")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from reducer_tools.planner import cost, network_time
+from reducer_tools.planner import cost, network_time, reducer_count
 
 Winner = Literal["reducers", "ring", "neither"]
 # Maximum number of rows, about. A plan with more needed reducers leaves some numbers out.
@@ -154,8 +154,8 @@ def make_plan(cluster: Cluster, reducers: int | None = None) -> Plan:
     Raises ValueError with field, expected and got for an invalid value.
     """
     rates = (cluster.workers, cluster.worker_gbps, cluster.reducer_gbps)
-    needed = network_time.reducers_needed(*rates)
-    to_beat_ring = network_time.reducers_to_beat_ring(*rates)
+    needed = reducer_count.reducers_needed(*rates)
+    to_beat_ring = reducer_count.reducers_to_beat_ring(*rates)
     chosen = cluster.choice(needed if reducers is None else reducers)
     shown = {*range(1, needed + 1, math.ceil(needed / _MOST_ROWS)), needed, chosen.reducers}
     if to_beat_ring is not None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from reducer.columns import aligned
+from reducer_tools.planner.conclusions import conclude, conclude_sizing
 from reducer_tools.planner.plan import Choice, Plan
 from reducer_tools.planner.pools import Sizing
 from reducer_tools.planner.text import (
@@ -15,7 +16,6 @@ from reducer_tools.planner.text import (
     format_seconds,
     wrap,
 )
-from reducer_tools.planner.verdict import judge, judge_sizing
 
 _LEGEND = "optimum: the speedup if workers also sum a part (BytePS, OSDI 2020)"
 # Costs are shown per thousand steps, because the cost of one step has too many zeros.
@@ -42,7 +42,7 @@ def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
         "reducers_needed": plan.needed,
         "reducers_to_beat_ring": plan.to_beat_ring,
         "cheapest_reducers": cheapest.reducers if cheapest else None,
-        "verdict": judge(plan),
+        "verdict": conclude(plan),
         "choices": [asdict(choice) for choice in plan.choices],
     }
     if sizing is not None:
@@ -55,11 +55,11 @@ def as_text(plan: Plan, sizing: Sizing | None = None) -> str:
 
     For one worker there is no summary and no table.
     """
-    parts = [wrap(judge(plan))]
+    parts = [wrap(conclude(plan))]
     if plan.cluster.workers > 1:
         parts = [_facts(plan), *parts, _table(plan)]
     if sizing is not None:
-        sentences = judge_sizing(sizing, plan.cluster.reducer_gbps)
+        sentences = conclude_sizing(sizing, plan.cluster.reducer_gbps)
         parts = [_pools(sizing), wrap(sentences), *parts]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -76,7 +76,7 @@ def _sizing_as_json(sizing: Sizing, reducer_gbps: float) -> dict[str, Any]:
         "reducer_egress_gbps": float(sizing.supply_gbps),
         "large_enough": sizing.is_large_enough,
         "reducers_needed": sizing.needed(third.machine.gbps if third else reducer_gbps),
-        "verdict": judge_sizing(sizing, reducer_gbps),
+        "verdict": conclude_sizing(sizing, reducer_gbps),
     }
 
 

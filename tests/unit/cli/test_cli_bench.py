@@ -19,8 +19,8 @@ from reducer_tools.bench.display import Display
 from reducer_tools.bench.events import Event, Facts, Row, Turn
 from reducer_tools.bench.pattern import PERIOD, Pattern, count_differences, start
 from reducer_tools.bench.progress import Progress
+from reducer_tools.bench.ring_comparison import Rates
 from reducer_tools.bench.sweep import COLLECTIVES, DTYPES, OPS, Sweep
-from reducer_tools.bench.verdict import Rates
 from reducer_tools.cli import main
 from reducer_tools.cli.sizes import parse_bytes
 from tests.support import oracle

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reducer_tools.planner import network_time
+from reducer_tools.planner import network_time, reducer_count
 from reducer_tools.planner.plan import Cluster, find_winner, make_plan
 from reducer_tools.planner.text import format_seconds
 from tests.support.planner import plan, planned
@@ -25,7 +25,7 @@ RATES = st.floats(0.01, 1000).map(lambda rate: round(rate, 2))
 def test_reducers_needed_cover_the_egress_of_the_workers(
     workers: int, worker_gbps: float, reducer_gbps: float, needed: int
 ) -> None:
-    assert network_time.reducers_needed(workers, worker_gbps, reducer_gbps) == needed
+    assert reducer_count.reducers_needed(workers, worker_gbps, reducer_gbps) == needed
 
 
 @pytest.mark.parametrize(("workers", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])
@@ -47,16 +47,16 @@ def test_the_measured_shapes_of_four_workers() -> None:
 
 def test_at_four_workers_the_reducers_must_have_more_than_2_67_of_a_workers_rate() -> None:
     assert (
-        network_time.reducers_to_beat_ring(4, 3, 1) == 9
+        reducer_count.reducers_to_beat_ring(4, 3, 1) == 9
     )  # 8 x 1 is 2.667 x 3: as fast, no faster
-    assert network_time.reducers_to_beat_ring(4, 3, 1.01) == 8
-    assert network_time.reducers_to_beat_ring(4, 1, 2.66) == 2
-    assert network_time.reducers_to_beat_ring(4, 1, 2.67) == 1
+    assert reducer_count.reducers_to_beat_ring(4, 3, 1.01) == 8
+    assert reducer_count.reducers_to_beat_ring(4, 1, 2.66) == 2
+    assert reducer_count.reducers_to_beat_ring(4, 1, 2.67) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_reducers_beat_a_ring_of_one_or_two(workers: int) -> None:
-    assert network_time.reducers_to_beat_ring(workers, 1, 1000) is None
+    assert reducer_count.reducers_to_beat_ring(workers, 1, 1000) is None
     assert network_time.reducer_seconds(1, workers, 1, 9, 1000) >= network_time.ring_seconds(
         1, workers, 1
     )
@@ -66,11 +66,11 @@ def test_no_reducers_beat_a_ring_of_one_or_two(workers: int) -> None:
 def test_the_counts_are_the_least_that_hold(workers: int, ours: float, theirs: float) -> None:
     size = 1 << 30
     alone = network_time.reducer_seconds(size, workers, ours, 10**9, theirs)
-    needed = network_time.reducers_needed(workers, ours, theirs)
+    needed = reducer_count.reducers_needed(workers, ours, theirs)
     assert network_time.reducer_seconds(size, workers, ours, needed, theirs) == pytest.approx(alone)
     if needed > 1:
         assert network_time.reducer_seconds(size, workers, ours, needed - 1, theirs) > alone
-    beating = network_time.reducers_to_beat_ring(workers, ours, theirs)
+    beating = reducer_count.reducers_to_beat_ring(workers, ours, theirs)
     assume(beating is not None)
     assert beating is not None
     ring = network_time.ring_seconds(size, workers, ours)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer_tools.planner import cost, network_time
+from reducer_tools.planner import cost, network_time, reducer_count
 from reducer_tools.planner.figure import draw
 from reducer_tools.planner.plan import Cluster, Prices, Step, make_plan
 from tests.support.planner import plan, planned
@@ -33,7 +33,7 @@ def test_the_optimum_is_between_a_ring_and_line_rate(hosts: tuple[int, float, in
     assert mixed <= min(ring, network_time.reducer_seconds(1 << 26, *hosts)) * (1 + 1e-9)
     if workers > 1:
         assert mixed >= once * (1 - 1e-9)
-        enough = network_time.reducers_needed(workers, ours, theirs)
+        enough = reducer_count.reducers_needed(workers, ours, theirs)
         best = network_time.mixed_seconds(1 << 26, workers, ours, enough, theirs)
         assert best == pytest.approx(
             network_time.reducer_seconds(1 << 26, workers, ours, enough, theirs)

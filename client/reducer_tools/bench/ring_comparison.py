@@ -31,7 +31,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RingComparison:
     """The comparison for one row. Unknown values are None.
 
     ``ring_seconds`` is the shortest time that a ring can need.
@@ -82,7 +82,7 @@ class Verdict:
         return found
 
 
-def judge(facts: Facts, row: Row, rates: Rates) -> Verdict | None:
+def compare_with_ring(facts: Facts, row: Row, rates: Rates) -> RingComparison | None:
     """The comparison for one size; None for another collective or a single worker."""
     workers = facts.world_size
     if facts.sweep.collective != "all_reduce" or workers < 2:
@@ -95,7 +95,7 @@ def judge(facts: Facts, row: Row, rates: Rates) -> Verdict | None:
             modelled = network_time.reducer_seconds(
                 size, workers, rates.worker_gbps, len(facts.addresses), rates.reducer_gbps
             )
-    return Verdict(
+    return RingComparison(
         row.bytes,
         row.average,
         network_time.ring_gbps(size, workers, row.average),

@@ -7,20 +7,20 @@ from reducer_tools.planner.pools import Sizing
 from reducer_tools.planner.text import format_count, format_price
 
 
-def judge(plan: Plan) -> list[str]:
+def conclude(plan: Plan) -> list[str]:
     """Whether reducers or a ring are faster, and the price below which reducers pay off."""
     if plan.cluster.workers == 1:
         return ["A single worker needs no reducers."]
     if plan.to_beat_ring is None:
-        return [_judge_two(plan)]
-    return [_judge_times(plan, plan.to_beat_ring), *_judge_prices(plan)]
+        return [_conclude_two(plan)]
+    return [_conclude_times(plan, plan.to_beat_ring), *_conclude_prices(plan)]
 
 
-def judge_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
+def conclude_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
     """Whether the third pool is large enough, and remarks about unusual pools."""
     if sizing.world_size == 1:
         return []
-    lines = [_judge_third_pool(sizing, reducer_gbps)]
+    lines = [_conclude_third_pool(sizing, reducer_gbps)]
     if sizing.is_mixed:
         pace = f"{sizing.slowest.name} at {sizing.slowest.gbps:g} Gbit/s"
         lines.append(
@@ -32,14 +32,14 @@ def judge_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
     return lines
 
 
-def _judge_two(plan: Plan) -> str:
+def _conclude_two(plan: Plan) -> str:
     if plan.chosen.winner == "ring":
         count = _take(plan)
         return f"A ring wins: {count}, and no number of reducers beats a ring of two."
     return "No reducers: a ring of two moves as few bytes, and no number of reducers beats it."
 
 
-def _judge_times(plan: Plan, least: int) -> str:
+def _conclude_times(plan: Plan, least: int) -> str:
     chosen = plan.chosen
     count = format_count(chosen.reducers, "reducer")
     more = f"{least:,} or more beat it, and the gain grows up to {plan.needed:,}"
@@ -64,7 +64,7 @@ def _take(plan: Plan) -> str:
     return f"{format_count(chosen.reducers, 'reducer')} {takes} {times}"
 
 
-def _judge_prices(plan: Plan) -> list[str]:
+def _conclude_prices(plan: Plan) -> list[str]:
     chosen, cluster = plan.chosen, plan.cluster
     count = format_count(chosen.reducers, "reducer")
     if chosen.break_even_ratio <= 1e-9:
@@ -83,7 +83,7 @@ def _judge_prices(plan: Plan) -> list[str]:
     return lines
 
 
-def _judge_third_pool(sizing: Sizing, reducer_gbps: float) -> str:
+def _conclude_third_pool(sizing: Sizing, reducer_gbps: float) -> str:
     demand = f"{float(sizing.demand_gbps):g} Gbit/s"
     third = sizing.reducers
     if third is None:
