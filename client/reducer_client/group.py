@@ -404,7 +404,11 @@ class Group:
         self._leave(lambda: self._engine.close(timeout))
 
     def abort(self, timed_out: str = "") -> None:
-        """Leave at once. The other ranks raise PeerLostError with the text ``timed_out``."""
+        """Leave at once. The other ranks raise PeerLostError.
+
+        ``timed_out`` is the text of the timeout for which the group ends, which the other ranks'
+        errors then contain; empty if there is another cause.
+        """
         self._leave(lambda: self._engine.abort(timed_out))
 
     def __enter__(self) -> Group:

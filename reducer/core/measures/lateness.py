@@ -12,9 +12,9 @@ class Lateness:
     """`waited[rank]`: seconds in which half of the ranks had sent a chunk and this rank had not.
 
     The bar is half of the ranks, so that neither one early rank nor one late rank makes all others
-    look late.
-    A second counts once, even if several chunks wait: no rank is waited for longer than the run has
-    lasted. A chunk that arrives after a chunk of a later start may count for less than its wait.
+    look late. A second counts once, even if several chunks wait: no rank is waited for longer than
+    the run has lasted. A chunk that arrives after a chunk of a later start may count for less than
+    its wait.
     """
 
     __slots__ = ("_counted_until", "waited")

@@ -310,7 +310,10 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._calls.start_waiting(run, [])
 
     def shutdown(self) -> None:
-        """Leave when every rank has our results. A second call changes nothing."""
+        """Leave once every rank has the results of this rank's rounds.
+
+        A second call changes nothing.
+        """
         self._inner.end(abort=False)
         self._reduction.close()
         self._calls.close()
