@@ -40,7 +40,7 @@ CUT_OFF_AT_ONCE: Final = 1 << 20
 
 
 class Founding:
-    """Makes runs of which all ranks have joined. `_runs` counts them: each run has its number."""
+    """Makes a run once all its ranks have joined. `_runs` counts the runs: each has its number."""
 
     def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
         self._roster = roster
