@@ -95,7 +95,7 @@ def test_local_reducers_and_workers() -> None:
 
 
 # Each takes 4 CPU seconds, and tests/e2e/test_collectives.py compares the sums of all.
-AT_NIGHT = ("all_gather", "broadcast")
+AT_NIGHT = ("all_gather", "broadcast", "reduce_scatter")
 
 
 @pytest.mark.parametrize(

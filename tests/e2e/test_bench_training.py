@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 
 import torch  # only where it is installed
 
 from bench.training.case import COMPUTE, Case, from_json, parse_contender
-from bench.training.plot import draw
 from bench.training.report import load
 from bench.training.run import Outcome, TrainingError, check_outcomes, step_seconds
 from bench.training.summary import Line, summarize
@@ -159,6 +157,9 @@ def test_a_step_lasts_until_the_slowest_rank_has_ended_it() -> None:
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from bench.training.plot import draw
+
     draw([(from_json(CASE), LINES)], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 

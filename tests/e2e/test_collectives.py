@@ -20,7 +20,7 @@ from tests.support.ranks import join, run_ranks
 from tests.support.weighed import Weighed
 
 SIZES = (0, 1, 7, 1000, 70_001)
-SIZES_OF_A_ROW = draws(2, len(SIZES))
+SIZES_OF_A_ROW = draws(1, len(SIZES))
 LARGE_SIZES = (300_007, 1_310_719)
 TINY_CHUNKS = ((0, 1024), (4096, 4096))
 
@@ -53,7 +53,7 @@ def _sizes_of(row: int, dtype: int) -> list[int]:
 def test_every_dtype_meets_every_size() -> None:
     for dtype in range(len(DTYPES)):
         met = [size for row in range(len(MATRIX)) for size in _sizes_of(row, dtype)]
-        assert min(met.count(size) for size in SIZES) >= 6
+        assert min(met.count(size) for size in SIZES) >= 3
 
 
 def _check_all(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import torch  # only where it is installed
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +20,11 @@ from reducer_client import Group
 from reducer_client.torch import ReductionState, TopKState
 from reducer_client.torch.hook.narrowing import NarrowingGauge
 from reducer_client.torch.hook.residuals import Residuals
+from tests.support.frameworks import needs_extra
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
+
+pytestmark = needs_extra("sklearn")
 
 SEED = 1
 EPOCHS = 8

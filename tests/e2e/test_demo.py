@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import alive, environment
+from tests.support.frameworks import needs_extra
 from tests.support.wait import wait_until
 
-for needed in ("torch", "sklearn", "matplotlib"):
-    pytest.importorskip(needed)
+pytestmark = needs_extra("torch", "sklearn", "matplotlib")
 
 
 def _start(out: Path, epochs: int) -> subprocess.Popen[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.examples import README, commands, run_example
+from tests.support.frameworks import needs_extra
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+pytestmark = needs_extra("torch", "sklearn")
 
 # Lower bounds of the bytes: gradients of two ranks in all steps.
 NET = 4 * (65 * 256 + 257 * 10)

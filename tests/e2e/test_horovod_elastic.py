@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import torch  # only where it is installed
 from torch import nn
@@ -19,9 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import reducer_client.horovod as hvd
 from reducer_client.horovod import HorovodInternalError
 from tests.support.digits import digest, together
+from tests.support.frameworks import needs_extra
 from tests.support.horovod import as_tensors, be_horovod, make_model, values
 from tests.support.ranks import RunningRanks, Tell, start_ranks
 from tests.support.ranks import values as values_of
+
+pytestmark = needs_extra("sklearn")
 
 WORLD = 2
 SAMPLES, BATCH, EPOCHS = 480, 20, 2

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import torch  # only where it is installed
 from torch import nn
@@ -21,8 +20,11 @@ from torch import nn
 import reducer_client.horovod as hvd
 from reducer_client.horovod.torch.gradients import Gradients
 from tests.support.digits import BATCH, STEPS, share, together
+from tests.support.frameworks import needs_extra
 from tests.support.horovod import as_tensors, be_horovod, make_model, values
 from tests.support.ranks import run_ranks
+
+pytestmark = needs_extra("sklearn")
 
 WORLD = 2
 Options = dict[str, Any]

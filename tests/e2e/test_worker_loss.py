@@ -77,6 +77,9 @@ def _end_of(process: subprocess.Popen[str], killed: float) -> Ended:
     return Ended(told, *times, process.returncode, stderr)
 
 
+# 21 CPU seconds: each process imports torch. test_ddp.py has the error of the hook, the next test
+# the names on the survivors, test_process_group_failures.py the error of a backward pass.
+@pytest.mark.long
 def test_a_killed_ddp_worker_ends_all_others_by_name(job: str, tmp_path: Path) -> None:
     with Daemon(lanes=2) as daemon:
         with _training(daemon, job, tmp_path / "store") as processes:

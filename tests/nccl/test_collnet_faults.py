@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[list[str]]:
+    with Reducers(2) as started:
+        yield started.addresses
 
 
 def _on_and_on(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> tuple[int, float]:
@@ -77,8 +84,10 @@ def _until_error(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) ->
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_killed_or_stopped_is_an_error_on_all_others(signum: int) -> None:
-    with Reducers(2) as reducers, start(3, reducers.addresses, _until_error) as ranks:
+def test_a_rank_that_is_killed_or_stopped_is_an_error_on_all_others(
+    addresses: list[str], signum: int
+) -> None:
+    with start(3, addresses, _until_error) as ranks:
         for rank in range(3):
             ranks.receive(rank)
         ranks.kill(1, signum)
@@ -93,25 +102,21 @@ def _stays_away(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
     raise AssertionError("nobody can connect")
 
 
-def test_ranks_that_do_not_meet_fail_alike() -> None:
-    with Reducers(2) as reducers:
-        settings = {"REDUCER_CONNECT_TIMEOUT": "2"}
-        args = (reducers.addresses, 12, settings, _stays_away, ())
-        with start_ranks(3, run_rank, *args, talk=True) as ranks:
-            handles = [ranks.receive(rank) for rank in range(3)]
-            for rank in (0, 2):  # rank 1 never connects
-                ranks.send(rank, handles)
-            outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
+def test_ranks_that_do_not_meet_fail_alike(addresses: list[str]) -> None:
+    args = (addresses, 12, {"REDUCER_CONNECT_TIMEOUT": "2"}, _stays_away, ())
+    with start_ranks(3, run_rank, *args, talk=True) as ranks:
+        handles = [ranks.receive(rank) for rank in range(3)]
+        for rank in (0, 2):  # rank 1 never connects
+            ranks.send(rank, handles)
+        outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
     for outcome in outcomes:
         assert isinstance(outcome.error, NcclError) and outcome.error.result == structs.REMOTE_ERROR
 
 
-def test_ranks_with_other_reducers_fail_alike() -> None:
-    with Reducers(2) as reducers:
-        turned = reducers.addresses[::-1]
-        with start_ranks(2, _either_way, reducers.addresses, turned, talk=True) as ranks:
-            exchange(ranks, 2)
-            outcomes = ranks.collect(30)
+def test_ranks_with_other_reducers_fail_alike(addresses: list[str]) -> None:
+    with start_ranks(2, _either_way, addresses, addresses[::-1], talk=True) as ranks:
+        exchange(ranks, 2)
+        outcomes = ranks.collect(30)
     for outcome in outcomes:
         assert isinstance(outcome.error, NcclError)
         assert outcome.error.result == structs.INVALID_USAGE

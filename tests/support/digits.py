@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,13 @@ PATIENCE = 200.0  # seconds for ranks that import TensorFlow on a busy machine
 
 @cache
 def _digits() -> tuple[Any, Any]:
-    from sklearn.datasets import load_digits  # from the extra "demo"; tests skip without it
-
-    found = load_digits()
-    return (found.images.reshape(-1, 64) / 16).astype(np.float32), found.target.astype(np.int32)
+    """The images and labels of `sklearn.datasets.load_digits`, without the two seconds that the
+    import of scikit-learn takes in each rank. The package is in the extra "demo"; tests skip
+    without it."""
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    return (table[:, :64] / 16).astype(np.float32), table[:, 64].astype(np.int32)
 
 
 def share(rank: int, world: int) -> tuple[Any, Any]:

@@ -17,6 +17,15 @@ def needs(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} {_CURE}")
 
 
+def needs_extra(*names: str) -> pytest.MarkDecorator:
+    """Skip if one of the packages of the extras is not installed.
+
+    Each runner of the tests collects all modules, so an import would slow down each runner.
+    """
+    missing = _missing(*names)
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")
+
+
 def skip_without(*programs: str) -> None:
     """Skip if one of the modules that the programs import is not installed."""
     missing = _missing(*sorted({name for program in programs for name in _imports(program)}))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from contextlib import suppress
 from importlib import import_module
 
@@ -17,15 +16,12 @@ MODULES = (
     "reducer_client.torch",
     "reducer_client.horovod.torch",
     "torch._dynamo",  # imported by every optimizer
-    "sklearn.datasets",  # for tests.support.digits
 )
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # OpenBLAS starts its threads when NumPy is imported
-sys.modules["pyarrow"] = None  # type: ignore[assignment]  # pandas does without; it has a thread
 for name in MODULES:
     with suppress(ImportError):
         import_module(name)
-del sys.modules["pyarrow"]
 gc.collect()
 gc.freeze()  # a collection in a rank would copy the pages of all these objects
 THREADS = len(os.listdir("/proc/self/task"))

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer_tools.planner import cost, network_time, reducer_count
-from reducer_tools.planner.figure import draw
 from reducer_tools.planner.plan import Cluster, Prices, Step, make_plan
 from tests.support.planner import plan, planned
 
@@ -201,6 +200,8 @@ def test_a_plan_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 1000])
 def test_the_picture_says_what_the_plan_says(workers: int) -> None:
     found = make_plan(Cluster(workers, 10, 3, 1 << 26, Step(0.1), Prices(3.0, 0.1)))
+    from reducer_tools.planner.figure import draw  # a second to import, in each runner of tests
+
     times, prices = draw(found).axes
     lines = {str(line.get_label()): line for line in times.get_lines()}
     reducers = lines["reducers"]
