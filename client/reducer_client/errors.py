@@ -111,15 +111,16 @@ class QuotaExceededError(ReducerError):
 class NumericError(ReducerError):
     """An integer result wrapped, or a contribution or the result has NaN or Inf.
 
-    Raised only with ``on_overflow="error"`` (``reason`` is "overflow") and
+    Raised only with ``on_overflow="error"`` (``reason`` is "overflow") or
     ``on_nonfinite="error"`` (``reason`` is "nonfinite"). ``rank`` is the lowest rank that
     contributed NaN or Inf, or None. The group is still usable.
     """
 
 
 class IntegrityError(ReducerError):
-    """Bytes were damaged while joining or again and again later, or two copies of a contribution or
-    of a result differ. (Before the last of several damages the worker just connects again.)
+    """Bytes were damaged while the worker joined, or several times in a row afterwards, or two
+    copies of a contribution or of a result differ. After a single damage the worker just connects
+    again.
 
     ``reason`` is "digest" if the ranks hold different results (``connect(digest_every=...)``).
     ``rank`` is then one of the ranks whose results differ from the majority. The group has ended.

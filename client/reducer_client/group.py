@@ -15,13 +15,13 @@ from reducer_client.arrays import Array, apart, as_array, check_movable, flat_by
 from reducer_client.completer import Completer
 from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
 from reducer_client.debug import about, join_logger, rounds_logger
+from reducer_client.default_keys import KeysInTurn
 from reducer_client.dtypes import Op, WireDtype, find_dtype, find_reduction, narrow_to
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.reports import StallReports
-from reducer_client.rotating_keys import KeysInTurn
 from reducer_client.work import Timeout, Work, WorkContext
 
 # Kinds of calls whose key is optional.

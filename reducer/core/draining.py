@@ -1,4 +1,7 @@
-"""How a lane ends: it drains until its runs have moved to other reducers, or it shuts down."""
+"""How a lane ends: it drains until its runs have moved to other reducers, or it shuts down.
+
+`reducer/server/daemon/app.py` has the numbered steps by which the daemon drains.
+"""
 
 from __future__ import annotations
 

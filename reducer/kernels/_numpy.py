@@ -110,7 +110,7 @@ def finish(
     target = _elements("out", out, _WIRE[dtype], count, writable=True)
     for name, source in [("acc", total), *((f"parts[{i}]", s) for i, s in enumerate(sources))]:
         if source is not None and _overlap(target, source) and _start(target) != _start(source):
-            raise ValueError(f"finish: out overlaps {name} without beginning where it begins")
+            raise ValueError(f"finish: out overlaps {name}, but begins at another address")
     flags = _contributed(op, dtype, sources)
     for block in _blocks(count):
         rest = [source[block] for source in sources]

@@ -163,7 +163,7 @@ unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle 
 
 void require_apart(const Bytes& target, const Bytes& source) {
   if (target.overlaps(source) && target.data() != source.data()) {
-    fail("finish: out overlaps " + source.name() + " without beginning where it begins");
+    fail("finish: out overlaps " + source.name() + ", but begins at another address");
   }
 }
 

@@ -124,8 +124,9 @@ class Config:
     tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
-        "Flow control: unanswered bytes that one worker may have on a lane, besides a round that "
-        "the lane lets through. Less if memory is short.",
+        "Window of one worker on a lane: bytes that the worker may send before the lane has "
+        "answered them, without those of the round that the lane has granted. If memory is short, "
+        "the window is smaller.",
         parse_size,
         least=4096,
         most=1 << 30,
@@ -177,8 +178,9 @@ class Config:
     )
     job_keys: int = _option(
         "200000",
-        "Maximum number of keys that one run (each group of a job's workers is a run) may use on a "
-        "lane at a time; as many again for each lost reducer whose chunks the lane takes over.",
+        "Maximum number of keys (names of tensors, not secrets) that one run may use on a lane at "
+        "a time; as many again for each lost reducer whose chunks the lane takes over. Each group "
+        "of a job's workers is a run.",
         parse_int,
         least=1,
     )

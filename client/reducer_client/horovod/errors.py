@@ -17,7 +17,8 @@ class HorovodInternalError(ReducerError):
 
     After every other reason Horovod has ended on this rank until ``shutdown`` and ``init``:
     ``"lost"``, ``"left"`` or ``"failed"`` (what happened to rank ``rank``), ``"unreachable"``,
-    ``"timeout"``, ``"stalled"``, ``"internal"`` or ``"closed"``.
+    ``"timeout"``, ``"stalled"``, ``"internal"``, ``"closed"``, or the reason of another error of
+    the group, such as ``"digest"`` or ``"integrity"``.
     """
 
 

@@ -90,12 +90,12 @@ def reduced(sweep: Sweep, world_size: int) -> Array:
     total = np.empty(PERIOD * twin.acc_itemsize(op, wire), np.uint8)
     for rank in range(world_size):
         values = contribution(sweep, rank)
-        if sweep.wide:
+        if sweep.narrows:
             values = _narrowed(wire, values)
         twin.fold(op, wire, PERIOD, total.data, [values.data], rank == 0)
     result = np.empty(PERIOD, _HELD[wire])
     twin.finish(op, wire, PERIOD, world_size, total.data, [], result.data)
-    return _widened(wire, result) if sweep.wide else result
+    return _widened(wire, result) if sweep.narrows else result
 
 
 def count_differences(result: Array, period: Array, begin: int) -> int:

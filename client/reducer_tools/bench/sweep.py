@@ -42,7 +42,7 @@ class Sweep:
             raise ValueError(
                 f"minbytes: expected at most maxbytes ({self.max_bytes}), got {self.min_bytes}"
             )
-        if self.wide and (self.held is not DType.FLOAT32 or not self.reduces):
+        if self.narrows and (self.held is not DType.FLOAT32 or not self.reduces):
             raise ValueError(
                 "wire-dtype: expected only with a reduction of float32, "
                 f"got {self.wire_dtype} with {self.collective} of {self.dtype}"
@@ -69,7 +69,7 @@ class Sweep:
         return DType[self.wire_dtype.upper()] if self.wire_dtype else self.held
 
     @property
-    def wide(self) -> bool:
+    def narrows(self) -> bool:
         """Whether float32 arrays are narrowed to a 16-bit dtype on the wire."""
         return self.wire_dtype is not None
 

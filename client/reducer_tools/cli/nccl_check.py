@@ -1,4 +1,4 @@
-"""``reducer nccl check``: proves that NCCL sends its all-reduces through the reducers."""
+"""``reducer nccl check``: proves that the NCCL plugin sends all-reduces through the reducers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     callback=_size,
     default="4M",
     show_default=True,
-    help="Bytes of float32 to all-reduce, and as many of bfloat16; K, M and G are binary.",
+    help="Bytes of float32 to all-reduce. The command also all-reduces as many elements of "
+    "bfloat16. K, M and G are binary.",
 )
 @click.option(
     "--status",
@@ -62,12 +63,13 @@ def command(
     log: Path | None,
     as_json: bool,
 ) -> None:
-    """Prove that NCCL sends its all-reduces through reducers.
+    """Prove that the NCCL plugin sends all-reduces through the reducers.
 
     If a plugin does not work, NCCL uses its own network instead, without an error. This command
     loads the plugin that the installed NCCL would load, and calls the plugin's tables as NCCL does,
-    with ranks on this host. It compares every element, and asks the reducers how many bytes they
-    have moved. It needs no GPU. It waits 10 seconds for the reducers, or REDUCER_CONNECT_TIMEOUT.
+    with ranks on this host. The command compares every element, asks the reducers how many bytes
+    they have moved, and checks whether the environment lets NCCL use the plugin. No GPU is needed.
+    The ranks wait 10 seconds for the reducers, or as long as REDUCER_CONNECT_TIMEOUT says.
 
     The exit status is 0 only if the reducers have counted the bytes, and no setting in the
     environment would keep a job from the reducers.

@@ -80,14 +80,14 @@ def answer(
 def _answer_job(request: Request, machines: Machines, job: Job) -> tuple[Plan, Sizing]:
     """Make the plan for a job. All workers count with the rate of the slowest.
 
-    If the options name a reducer machine, the plan uses it. The sizing always uses the third pool
-    of the job.
+    If the options name a reducer machine, the plan uses it. The sizing always uses the reducers
+    that the job itself names (its third worker pool).
     """
     if request.workers is not None:
-        raise ValueError(f"workers: expected only without --spec, got {request.workers}")
+        raise ValueError(f"workers: cannot be combined with --spec, got {request.workers}")
     ask = request.worker
     if ask.machine is not None:
-        raise ValueError(f"worker-machine: expected only without --spec, got {ask.machine!r}")
+        raise ValueError(f"worker-machine: cannot be combined with --spec, got {ask.machine!r}")
     workers = tuple(ask.rate(pool, machines) for pool in job.workers)
     is_other = request.reducer.machine is not None
     own = Host("reducer") if is_other else request.reducer

@@ -40,7 +40,7 @@ class RankLimits:
     """What one rank may use on a lane, in bytes.
 
     `credit` is for unanswered contributions, and `grant` for those to the granted round; `largest`
-    is the largest chunk. `records` and `frames` are for records and control frames.
+    is the cost of the largest chunk. `records` and `frames` are for records and control frames.
     """
 
     credit: int

@@ -13,8 +13,8 @@ class Lateness:
 
     The bar is half of the ranks, so that neither one early rank nor one late rank makes all others
     look late. A second counts once, even if several chunks wait: no rank is waited for longer than
-    the run has lasted. A chunk that arrives after a chunk of a later start may count for less than
-    its wait.
+    the run has lasted. If a chunk arrives after another chunk whose wait began later, the first
+    chunk may count for less than its wait.
     """
 
     __slots__ = ("_counted_until", "waited")

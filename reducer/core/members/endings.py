@@ -1,4 +1,8 @@
-"""How runs end (over, failed, internal error) and how sessions end (closed, refused, broken)."""
+"""How runs end (over, failed, internal error) and how sessions end (closed, refused, broken).
+
+A lane ends the run of a lost rank, but the clients decide that a rank is lost
+(client/engine/protocol/lost_ranks.cc).
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Founding:
         """All ranks have joined: reserve memory, and welcome them."""
         out = self._endings.end_deserted(forming.job, forming.run_id, now)
         try:
-            members = self._found(forming, now, out)
+            members = self._create_run(forming, now, out)
         except PEER_ERRORS as error:
             return out + self._refusals.refuse_all(forming, error, now)
         except Exception as bug:
@@ -93,7 +93,7 @@ class Founding:
         welcome = self.welcome(members, tuple(forming.sessions.values()))
         return [welcome, Log(run.number, logging.INFO, text, run.about())]
 
-    def _found(self, forming: Forming, now: float, out: list[Output]) -> Members:
+    def _create_run(self, forming: Forming, now: float, out: list[Output]) -> Members:
         """Make the run and reserve its memory; nothing stays reserved if this raises."""
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:

@@ -1,4 +1,4 @@
-"""How a round is cut into chunks (PROTOCOL.md, section 6)."""
+"""How a round is cut into chunks (PROTOCOL.md, section 6). `route.py`: which lane owns a chunk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
 class ChunkPlan:
     """The chunks of one round: the same on every rank and lane.
 
-    `count` elements in each of `parts` vectors; chunk c belongs to part c % parts.
+    A round has `parts` vectors of `count` elements: one for each rank in an all_gather and in a
+    reduce_scatter, else one. Chunk c belongs to vector c % parts.
     """
 
     collective: int

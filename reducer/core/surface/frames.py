@@ -1,4 +1,4 @@
-"""Frames that a lane writes, ready for the socket."""
+"""Builds the frames of a lane, all but RESULT, which `runs/results.py` builds."""
 
 from __future__ import annotations
 

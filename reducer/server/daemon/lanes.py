@@ -30,8 +30,9 @@ PING_SECONDS = 1.0
 AGAIN_SECONDS = 1.0  # between two orders to drain
 REPORT_SECONDS = 4.0  # reports yield to jobs; `reducer status` waits for 5 s
 _SWEEP_SECONDS = 0.25  # between two checks of the waiting sockets
-# A process that has lived for less than this has died quickly, and the process before the first
-# such death counts, too. After the third death the next start is delayed, each time twice as long.
+# A process that has lived for less than this has died quickly. A death after a longer life counts
+# as the first of a new row. After the third death in a row the next start is delayed, each time
+# twice as long.
 # The longest delay is shorter than the time that a job without another reducer waits for this one
 # (30 s).
 _STEADY_SECONDS = 60.0

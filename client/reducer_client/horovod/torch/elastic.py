@@ -80,7 +80,10 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def _meet_again(process_sets: Sequence[ProcessSet]) -> None:
-    """Return when all ranks have joined, also ranks that are lost during the wait."""
+    """Join again until all ranks have joined.
+
+    If a rank is lost meanwhile, wait until the launcher has started that rank again.
+    """
     deadline = time.monotonic() + config.resolve().elastic_timeout
     while True:
         shutdown()

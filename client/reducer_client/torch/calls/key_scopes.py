@@ -21,8 +21,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from reducer_client.config import DEFAULT_STEP_TIMEOUT
+from reducer_client.default_keys import KeysInTurn
 from reducer_client.errors import ReducerError, RoundTimeoutError
-from reducer_client.rotating_keys import KeysInTurn
 
 # Number of scope names. It limits the keys that the engine and the reducers remember. A callback
 # that has not ended after this many calls of its group delays other callbacks.

@@ -43,7 +43,7 @@ class TopKState(ReductionState):
         group: the joined group that gathers the pairs.
         ratio: fraction of a bucket's entries that are sent, at least one entry.
         value_dtype: dtype in which values are sent. Rounding errors are kept as residuals. An index
-            takes 4 bytes.
+            takes 4 bytes (8 in a bucket of more than 2^31 entries).
         start_iter: number of iterations at the start in which whole gradients are sent.
         timeout, process_group, prefix: as for ``ReductionState``.
 

@@ -1,4 +1,4 @@
-"""Keys for calls without one, assigned in rotation so that small calls load all lanes evenly."""
+"""Assigns keys to calls that name none, in rotation, so that small calls load all lanes evenly."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from reducer.wire.keys import key_id
-from reducer_client.rotating_keys import KeysInTurn, spread_keys
+from reducer_client.default_keys import KeysInTurn, spread_keys
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
