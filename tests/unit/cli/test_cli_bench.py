@@ -159,10 +159,10 @@ def _result(sweep: Sweep, world_size: int, rank: int, turn: int, count: int) -> 
     if sweep.collective == "all_gather":
         return np.concatenate(sent)
     wire = sent
-    if sweep.wire is DType.BFLOAT16 and sweep.wide:
+    if sweep.wire is DType.BFLOAT16 and sweep.narrows:
         wire = [oracle.to_bfloat16(array) for array in sent]
     result = oracle.reduce(sweep.reduce_op, sweep.wire, wire)
-    if sweep.wire is DType.BFLOAT16 and sweep.wide:
+    if sweep.wire is DType.BFLOAT16 and sweep.narrows:
         result = oracle.from_bfloat16(result)
     return result[rank * count : (rank + 1) * count] if parts > 1 else result
 
