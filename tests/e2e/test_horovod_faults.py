@@ -209,7 +209,8 @@ def test_a_rank_that_is_idle_is_named_while_it_is_missing(addresses: list[str], 
 
 def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folder: str) -> None:
     first, second = f"{folder}/first.json", f"{folder}/second.json"
-    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE=first, HOROVOD_CYCLE_TIME="0"):
+    # The cycle is long enough that both sums are in one, and so in one fusion buffer.
+    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE=first, HOROVOD_CYCLE_TIME="100"):
         for _ in range(2):
             if rank == 1:
                 time.sleep(0.3)
@@ -221,6 +222,7 @@ def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folde
         arrays.allgather(np.ones(3))
         hvd.stop_timeline()
         arrays.allreduce(np.ones(2), name="unseen")
+    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE="", HOROVOD_CYCLE_TIME="0"):
         hvd.start_timeline(second, mark_cycles=True)
         arrays.allreduce(np.ones(2), name="seen")
         crossed = arrays.allreduce_async(np.ones(2), name=f"of {rank}")
