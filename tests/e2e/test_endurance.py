@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,11 +58,20 @@ def _many_rounds(
     return kept[0], kept[1]
 
 
+def _steady(daemon: Daemon) -> dict[int, tuple[int, int]] | None:
+    """Descriptors and threads by process, if they stay the same for half a second."""
+    found = []
+    for pause in (0.5, 0.0):
+        found.append({p: (of.descriptors, of.threads) for p, of in daemon.usages().items()})
+        time.sleep(pause)
+    return found[1] if found[0] == found[1] else None
+
+
 def _numbers_of(daemon: Daemon) -> dict[str, Any]:
     """What the daemon keeps while a job pauses: its own counts, and the system's."""
     wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "buffers are freed")
     stats = daemon.stats()
-    used = {pid: (of.descriptors, of.threads) for pid, of in daemon.usages().items()}
+    used = wait_until(lambda: _steady(daemon), 30, "the connection of the last request is closed")
     lanes = [{name: lane[name] for name in LANE_NUMBERS} for lane in stats["lanes"]]
     return {"processes": used, "tasks": stats["tasks"], "lanes": lanes}
 
