@@ -41,7 +41,6 @@ LONGEST = (
     "test_transport",
     "test_proxy",
     "test_storm",
-    "test_worker_loss",
     "test_proofs",
     "test_psk",
     "test_dialing",

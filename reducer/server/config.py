@@ -124,8 +124,8 @@ class Config:
     tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
-        "Window of one worker on a lane: bytes that the worker may send before the lane has "
-        "answered them, without those of the round that the lane has granted. If memory is short, "
+        "Window of one worker on a lane: the bytes that the worker may send before the lane "
+        "answers. Bytes of the round that the lane has granted do not count. If memory is short, "
         "the window is smaller.",
         parse_size,
         least=4096,

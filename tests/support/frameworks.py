@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -13,8 +13,7 @@ _CURE = "not installed; make test-frameworks installs it"
 
 def needs(*names: str) -> pytest.MarkDecorator:
     """Skip if one of the modules is not installed."""
-    missing = _missing(*names)
-    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} {_CURE}")
+    return _skip_if_missing(names, _CURE)
 
 
 def needs_extra(*names: str) -> pytest.MarkDecorator:
@@ -22,8 +21,7 @@ def needs_extra(*names: str) -> pytest.MarkDecorator:
 
     Each runner of the tests collects all modules, so an import would slow down each runner.
     """
-    missing = _missing(*names)
-    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")
+    return _skip_if_missing(names, "not installed")
 
 
 def skip_without(*programs: str) -> None:
@@ -31,6 +29,11 @@ def skip_without(*programs: str) -> None:
     missing = _missing(*sorted({name for program in programs for name in _imports(program)}))
     if missing:
         pytest.skip(f"{', '.join(missing)} {_CURE}")
+
+
+def _skip_if_missing(names: Sequence[str], why: str) -> pytest.MarkDecorator:
+    missing = _missing(*names)
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} {why}")
 
 
 def _missing(*names: str) -> list[str]:

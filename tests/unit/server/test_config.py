@@ -252,7 +252,7 @@ def test_a_lane_has_a_secret_that_nobody_chooses(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lane_has_the_defaults_of_the_options() -> None:
-    """The defaults of `LaneSettings` were once other numbers than those of the daemon."""
+    """Regression: `LaneSettings` and the daemon's options had different defaults."""
     of_lane = {field.name: field.default for field in dataclasses.fields(LaneSettings)}
     of_daemon = {**dataclasses.asdict(Config()), "job_budget": Config().job_memory}
     shared = of_lane.keys() & of_daemon.keys() - {"lanes"}
