@@ -10,7 +10,7 @@ from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, Header, pack_header, unpack_header
 
-CRC = load(require_native=True).crc32c
+CRC = load("native").crc32c
 CHUNKS = 64
 
 

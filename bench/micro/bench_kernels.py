@@ -15,7 +15,7 @@ OPS = (ReduceOp.SUM, ReduceOp.MIN)
 
 @pytest.fixture(scope="module")
 def kernels() -> KernelSet:
-    return load(require_native=True)
+    return load("native")
 
 
 def contributions(dtype: DType) -> list[bytes]:

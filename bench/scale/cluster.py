@@ -18,8 +18,8 @@ from bench.scale.host import KERNELS, TICK_SECONDS, ZEROS, LaneHost, Prices
 from bench.scale.network import Egress, Flow, Frame, Ingress
 from bench.scale.outcome import Outcome, Timing, outcome_of
 from bench.scale.worker import KEY, EngineWorker, ModelWorker, Worker
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.chunk_plan import make_plan
-from reducer.core.rounds.route import Route
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind

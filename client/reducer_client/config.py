@@ -277,7 +277,7 @@ def daemon_environment() -> dict[str, str]:
     The daemon's options come only from its arguments.
     """
     # The daemon needs our security mode, or the client would refuse it.
-    kept = {"REDUCER_NO_NATIVE", "REDUCER_KEY_FILE"}
+    kept = {"REDUCER_KERNELS", "REDUCER_KEY_FILE"}
     kept |= {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA", "REDUCER_TIMELINE"}
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
 

@@ -40,8 +40,7 @@ def _declare(name: str, option: config.Option) -> Decorator:
     flag = config.flag_name(name)
     text = f"{option.help} [env: {config.env_name(name)}; default: {option.default or 'none'}]"
     if option.flag:
-        opposite = flag.replace("--no-", "--") if name.startswith("no_") else f"--no-{flag[2:]}"
-        return click.option(f"{flag}/{opposite}", name, default=None, help=text)
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
     return click.option(flag, name, default=None, metavar=_metavar(name, option), help=text)
 
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Roster
+from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
-from reducer.core.rounds.route import Route
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.runs.run import Run
 from reducer.core.surface.events import ControlReceived, Log, Output
 from reducer.wire import messages

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from reducer.core.controls import Controls
-from reducer.core.draining import Draining
+from reducer.core.lane_end import LaneEnd
 from reducer.core.limits.budget import LEAST_FRAMES
-from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Roster
+from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
 from reducer.core.report import lane_numbers, parts_of
 from reducer.core.runs.run import Run
@@ -39,7 +39,7 @@ class Lane:
         beats = Beats(roster, endings, refusals, joining)
         controls = Controls(roster, endings, refusals, joining)
         self._ticks = Ticks(roster, endings, refusals, beats)
-        self._draining = Draining(roster, endings, refusals)
+        self._end = LaneEnd(roster, endings, refusals)
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
             events.Folded: self._folded,
             events.Reduced: self._reduced,
@@ -50,8 +50,8 @@ class Lane:
             events.Broken: self._broken,
             events.CatchUp: self._catch_up,
             events.Tick: self._tick,
-            events.Drain: self._draining.begin,
-            events.Shutdown: self._draining.shut_down,
+            events.Drain: self._end.begin,
+            events.Shutdown: self._end.shut_down,
         }
 
     def handle(self, event: Event, now: float) -> list[Output]:
@@ -152,7 +152,7 @@ class Lane:
         The routes of all runs leave its slot out, or no round is open although the workers had
         DRAIN_PATIENCE to move.
         """
-        return self._draining.is_over(now)
+        return self._end.is_over(now)
 
     def snapshot(self) -> CoreNumbers:
         """Returns the lane's own numbers, for metrics; `parts` returns the numbers of its runs."""

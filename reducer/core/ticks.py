@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from reducer.core.members.endings import Endings, Refusals, few
 from reducer.core.members.forming import Forming
 from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Members, Roster, in_turns
+from reducer.core.members.run_endings import Endings, Refusals, few
 from reducer.core.members.session import Session, SessionState
 from reducer.core.rounds.key import entries_in
+from reducer.core.surface.control_frames import payload_frame
 from reducer.core.surface.events import Log, Output, Send
-from reducer.core.surface.frames import payload_frame
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES, MessageKind
 from reducer.wire.errors import ProtocolError
 

@@ -19,27 +19,31 @@ Law of both sets:
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from reducer.kernels.interface import PART_SHIFT, KernelSet
 
-__all__ = ["PART_SHIFT", "KernelSet", "load"]
+__all__ = ["PART_SHIFT", "Choice", "KernelSet", "load"]
+
+Choice: TypeAlias = Literal["auto", "native", "numpy"]
 
 
-def load(require_native: bool = False, no_native: bool = False) -> KernelSet:
-    """The native kernels; the NumPy kernels if there are no native ones, or with ``no_native``.
+def load(choice: Choice = "auto") -> KernelSet:
+    """The kernels of a choice: ``native``, ``numpy``, or ``auto``: native ones if there are any.
 
-    With ``require_native``, raises ``ImportError`` instead of returning the NumPy kernels.
+    Raises ``ImportError`` for ``native`` if there are no native kernels.
     """
-    try:
-        if no_native:
-            raise ImportError("the option no-native is set")
-        from reducer.kernels import _native
-    except ImportError as error:
-        if require_native:
-            raise ImportError(
-                "the native kernels are required, but there are none "
-                f"({error}); install again, and start, without REDUCER_NO_NATIVE"
-            ) from error
-        from reducer.kernels import _numpy
+    if choice != "numpy":
+        try:
+            from reducer.kernels import _native
 
-        return _numpy
-    return _native
+            return _native
+        except ImportError as error:
+            if choice == "native":
+                raise ImportError(
+                    "the native kernels are required, but there are none "
+                    f"({error}); install again without REDUCER_NO_NATIVE"
+                ) from error
+    from reducer.kernels import _numpy
+
+    return _numpy

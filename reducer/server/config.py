@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reducer import cluster, keyfile
+from reducer.kernels import Choice
 from reducer.log import parse_debug
 from reducer.units import (
     format_bool,
@@ -157,7 +158,7 @@ class Config:
         parse_int,
         most=255,
     )
-    slow_reader_seconds: float = _option(
+    slow_reader_timeout: float = _option(
         "10s",
         "Time after which a worker that reads none of the data waiting for it is disconnected.",
         parse_seconds,
@@ -176,7 +177,7 @@ class Config:
         "Maximum memory that one job may reserve; 0: no limit but --memory.",
         parse_size,
     )
-    job_keys: int = _option(
+    max_keys: int = _option(
         "200000",
         "Maximum number of keys (names of tensors, not secrets) that one run may use on a lane at "
         "a time; as many again for each lost reducer whose chunks the lane takes over. Each group "
@@ -184,7 +185,7 @@ class Config:
         parse_int,
         least=1,
     )
-    max_jobs: int = _option(
+    max_total_runs: int = _option(
         "1024",
         "Maximum number of concurrent runs, over all jobs. Each group of a job's workers is a run, "
         "so a job may have several.",
@@ -208,11 +209,11 @@ class Config:
         least=1,
         most=MAX_REDUCERS,
     )
-    require_native: bool = _option(
-        "false", "Refuse to start without the native kernels.", parse_bool
-    )
-    no_native: bool = _option(
-        "false", "Use the NumPy kernels even if native kernels exist.", parse_bool
+    kernels: Choice = _option(
+        "auto",
+        "Kernels that sum gradients. auto: native ones if this installation has them, else "
+        "NumPy's. native: refuse to start without native ones.",
+        choices=("auto", "native", "numpy"),
     )
     timeline: str = _option(
         "",

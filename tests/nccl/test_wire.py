@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.chunk_plan import make_plan
-from reducer.core.rounds.route import Route
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from reducer.core.limits.records import MIN_COST
+from reducer.core.limits.charges import MIN_COST
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.header import Header

@@ -224,7 +224,7 @@ def test_a_signal_during_the_start_ends_it() -> None:
 
 
 def test_a_lane_that_cannot_start_ends_the_daemon_with_the_reason() -> None:
-    options = ("--require-native", "--port", "0", "--metrics-port", "0")
+    options = ("--kernels", "native", "--port", "0", "--metrics-port", "0")
     ended = run_with_site(WITHOUT_NATIVE, "serve", *options)
     assert ended.returncode == 1
     assert ended.stdout == ""

@@ -120,7 +120,7 @@ def test_a_slow_reader_is_dropped_alone() -> None:
     """Rank 1 contributes and never reads; rank 0 gets every result and then the reason."""
     values = np.ones(1 << 20, np.float32)
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon("--credit", "16MiB", "--slow-reader-seconds", "500ms"))
+        daemon = stack.enter_context(Daemon("--credit", "16MiB", "--slow-reader-timeout", "500ms"))
         quick, slow = join_with_slow(daemon, stack)
         slow.contribute("k", 0, values)
         wait_until(lambda: daemon.lane_total("buffers_out") == 64, 10, "all of rank 1 is there")

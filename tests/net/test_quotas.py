@@ -34,7 +34,7 @@ def key(key_file: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def daemon(key_file: str) -> Iterator[Daemon]:
-    shares = ("--max-runs", str(MAX_RUNS), "--job-keys", str(MAX_KEYS), "--records", "128KiB")
+    shares = ("--max-runs", str(MAX_RUNS), "--max-keys", str(MAX_KEYS), "--records", "128KiB")
     with Daemon("--key-file", key_file, *shares) as running:
         yield running
 
@@ -124,7 +124,7 @@ def test_keys_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -
         error = worker.wait_for_error()
     assert error.code == ErrorCode.QUOTA
     assert f"job 'greedy' has {MAX_KEYS} keys in use" in error.message
-    assert "--job-keys" in error.message
+    assert "--max-keys" in error.message
 
 
 def test_what_a_job_makes_a_lane_remember_is_bounded(

@@ -335,7 +335,7 @@ def test_a_slow_reader_is_dropped_alone(certs: Files, context: ssl.SSLContext) -
     """Rank 1 contributes and never reads; rank 0 gets every result and then the reason."""
     values = np.ones(1 << 20, np.float32)
     with ExitStack() as stack:
-        limits = ("--credit", "16MiB", "--slow-reader-seconds", "500ms")
+        limits = ("--credit", "16MiB", "--slow-reader-timeout", "500ms")
         daemon = stack.enter_context(Daemon(*limits, *certs.flags))
         quick = stack.enter_context(Worker(daemon.port, "j", 0, 2, tls=context))
         slow = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096, tls=context))

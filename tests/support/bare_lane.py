@@ -21,7 +21,7 @@ from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.header import NO_RANK, Header, pack_header
 from reducer.wire.keys import position
 
-KERNELS = load(require_native=True)
+KERNELS = load("native")
 BUDGET = 1 << 30
 KEY = 0x1234_5678_9ABC_DEF0
 

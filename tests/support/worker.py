@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reducer import kernels
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
-from reducer.core.rounds.route import Route
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.chunk_plan import make_plan
-from reducer.core.rounds.route import Route
 from reducer.wire import messages as m
 from reducer.wire.codes import (
     PROTOCOL_MAJOR,

@@ -21,37 +21,37 @@ const char* check_chunk_table(const ChunkTable& table) {
 
 std::optional<ChunkPlan> ChunkPlan::make(const Descriptor& round, uint32_t world_size,
                                          const ChunkTable& table, std::string* why) {
-  constexpr uint64_t kMaxPartBytes = uint64_t{1} << 50;  // keeps every product below 2^64
+  constexpr uint64_t kMaxVectorBytes = uint64_t{1} << 50;  // keeps every product below 2^64
   ChunkPlan plan;
   plan.item_bytes_ = item_size(round.dtype);
   plan.count_ = round.count;
   if (round.collective == kAllGather || round.collective == kReduceScatter) {
-    plan.parts_ = world_size;
+    plan.vectors_ = world_size;
   }
-  if (round.count > kMaxPartBytes / plan.item_bytes_) {
+  if (round.count > kMaxVectorBytes / plan.item_bytes_) {
     *why = "a round of " + std::to_string(round.count) + " elements is more than 2^50 bytes";
     return std::nullopt;
   }
-  const uint64_t part_bytes = round.count * plan.item_bytes_;
-  const uint64_t round_bytes = part_bytes * plan.parts_;
+  const uint64_t vector_bytes = round.count * plan.item_bytes_;
+  const uint64_t round_bytes = vector_bytes * plan.vectors_;
   uint64_t chunk_bytes = table.front().chunk_bytes;
   for (const ChunkRow& row : table) {
     if (row.least_round_bytes <= round_bytes) chunk_bytes = row.chunk_bytes;
   }
-  const uint64_t per_part = std::max<uint64_t>(1, (part_bytes + chunk_bytes - 1) / chunk_bytes);
-  if (per_part > kMaxChunks / plan.parts_) {
+  const uint64_t per_vector = std::max<uint64_t>(1, (vector_bytes + chunk_bytes - 1) / chunk_bytes);
+  if (per_vector > kMaxChunks / plan.vectors_) {
     *why = "a round of " + std::to_string(round_bytes) + " bytes has more than 2^24 chunks of " +
            std::to_string(chunk_bytes) + ": use larger chunks (chunk_table of rank 0)";
     return std::nullopt;
   }
-  plan.per_part_ = static_cast<uint32_t>(per_part);
+  plan.per_vector_ = static_cast<uint32_t>(per_vector);
   plan.chunk_elements_ = chunk_bytes / plan.item_bytes_;
   return plan;
 }
 
 Range ChunkPlan::range(uint32_t chunk) const {
-  const uint64_t offset = chunk / parts_ * chunk_elements_;
-  return {chunk % parts_, offset, std::min(chunk_elements_, count_ - offset)};
+  const uint64_t offset = chunk / vectors_ * chunk_elements_;
+  return {chunk % vectors_, offset, std::min(chunk_elements_, count_ - offset)};
 }
 
 uint32_t ChunkPlan::bytes(uint32_t chunk) const {
@@ -69,7 +69,7 @@ bool sends_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk,
     case kBroadcast:
       return rank == round.root;
     case kAllGather:
-      return chunk % plan.parts() == rank;
+      return chunk % plan.vectors() == rank;
     case kBarrier:
       return false;
     default:
@@ -82,9 +82,9 @@ bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, 
     case kBroadcast:
       return rank != round.root;
     case kAllGather:
-      return chunk % plan.parts() != rank;
+      return chunk % plan.vectors() != rank;
     case kReduceScatter:
-      return chunk % plan.parts() == rank;
+      return chunk % plan.vectors() == rank;
     case kBarrier:
       return false;
     default:

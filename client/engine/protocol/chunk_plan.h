@@ -1,4 +1,5 @@
-// Divides a round into chunks (PROTOCOL.md, section 6). route.h says which lane owns each chunk.
+// Divides a round into chunks (PROTOCOL.md, section 6). chunk_owners.h says which lane owns each
+// chunk.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +36,10 @@ struct Descriptor {
 // Size in bytes of an element of the caller's tensor.
 uint32_t caller_item_bytes(const Descriptor& round);
 
-// A chunk's elements, counted from the start of the whole round (part x count + offset).
+// A chunk's elements, counted from the start of the whole round (vector x count + offset).
 struct Range {
-  uint32_t part = 0;
-  uint64_t offset = 0;  // within the part
+  uint32_t vector = 0;
+  uint64_t offset = 0;  // within the vector
   uint64_t elements = 0;
 };
 
@@ -48,8 +49,8 @@ class ChunkPlan {
   static std::optional<ChunkPlan> make(const Descriptor& round, uint32_t world_size,
                                        const ChunkTable& table, std::string* why);
 
-  uint32_t chunks() const { return parts_ * per_part_; }
-  uint32_t parts() const { return parts_; }
+  uint32_t chunks() const { return vectors_ * per_vector_; }
+  uint32_t vectors() const { return vectors_; }
   uint64_t count() const { return count_; }
   uint32_t item_bytes() const { return item_bytes_; }
   Range range(uint32_t chunk) const;
@@ -57,11 +58,11 @@ class ChunkPlan {
   uint64_t cost(uint32_t chunk) const;  // credit that the chunk uses; the same for empty frames
   uint64_t chunk_bytes() const {
     return chunk_elements_ * item_bytes_;
-  }  // of all chunks but the last of a part
+  }  // of all chunks but the last of a vector
 
  private:
-  uint32_t parts_ = 1;
-  uint32_t per_part_ = 1;
+  uint32_t vectors_ = 1;
+  uint32_t per_vector_ = 1;
   uint32_t item_bytes_ = 1;
   uint64_t count_ = 0;
   uint64_t chunk_elements_ = 1;

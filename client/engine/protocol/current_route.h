@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "protocol/chunk_owners.h"
 #include "protocol/lanes.h"
-#include "protocol/route.h"
 
 namespace ors {
 

@@ -47,7 +47,7 @@ void Joining::opened(Lane* lane, double now) {
 
 std::optional<Failure> Joining::on_pending(Lane* lane, std::string_view payload, double now) {
   Pending pending;
-  if (const char* wrong = decode_pending(payload, &pending))
+  if (const std::string wrong = decode_pending(payload, &pending); !wrong.empty())
     return bad_frame(*lane, "PENDING", wrong);
   if (pending.lane != lane->number) {
     return lane_failure(ErrorCode::kProtocol, *lane,
@@ -146,7 +146,7 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
 
 std::optional<Failure> Joining::on_welcome(Lane* lane, std::string_view payload, double now) {
   Welcome welcome;
-  if (const char* wrong = decode_welcome(payload, &welcome))
+  if (const std::string wrong = decode_welcome(payload, &welcome); !wrong.empty())
     return bad_frame(*lane, "WELCOME", wrong);
   // Before check_welcome(), which would report a reducer that is listed twice as a wrong slot.
   if (auto failure = learn_lanes(lane, welcome.lanes, welcome.incarnation)) return failure;

@@ -22,7 +22,7 @@ Failure lane_failure(ErrorCode code, const Lane& lane, const std::string& what) 
   return {code, lane.name + ": " + what};
 }
 
-Failure bad_frame(const Lane& lane, const char* kind, const char* wrong) {
+Failure bad_frame(const Lane& lane, const char* kind, const std::string& wrong) {
   return lane_failure(ErrorCode::kProtocol, lane, std::string("a bad ") + kind + ": " + wrong);
 }
 

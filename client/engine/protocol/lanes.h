@@ -36,7 +36,7 @@ struct Reducer {
 Failure lane_failure(ErrorCode code, const Lane& lane, const std::string& what);
 
 // Returns the failure of a lane that sent a frame which cannot be decoded.
-Failure bad_frame(const Lane& lane, const char* kind, const char* wrong);
+Failure bad_frame(const Lane& lane, const char* kind, const std::string& wrong);
 
 class Lanes {
  public:

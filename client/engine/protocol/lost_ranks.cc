@@ -16,7 +16,7 @@ constexpr double kUnreachedReducer = 5.0;
 
 std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload, double now) {
   Absence absence;
-  if (const char* wrong = decode_absent(payload, &absence))
+  if (const std::string wrong = decode_absent(payload, &absence); !wrong.empty())
     return bad_frame(*lane, "ABSENT", wrong);
   const bool none_absent = absence.absent.empty();
   if (!none_absent) lane->none_absent_since = -1;

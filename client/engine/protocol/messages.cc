@@ -14,21 +14,24 @@ constexpr uint64_t kAny64 = ~uint64_t{0};
 class Fields {
  public:
   explicit Fields(std::string_view payload) {
-    wrong_ = msgpack_decode(payload, &map_);
-    if (wrong_ == nullptr && map_.type != Type::kMap) wrong_ = "the payload is not a map";
+    if (const char* broken = msgpack_decode(payload, &map_)) {
+      wrong_ = broken;
+    } else if (map_.type != Type::kMap) {
+      wrong_ = "the payload is not a map";
+    }
   }
   explicit Fields(const Value& map) : map_(map) {
     if (map_.type != Type::kMap) wrong_ = "a list item is not a map";
   }
 
-  const char* wrong() const { return wrong_; }
+  std::string wrong() const { return wrong_; }
 
   template <typename T>
   Fields& number(const char* name, T* out, uint64_t least, uint64_t most) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
     const auto n = value->as_uint();
-    if (!n || *n < least || *n > most) return fail("a number of the map is out of range");
+    if (!n || *n < least || *n > most) return fail(not_a_number(name, least, most));
     *out = static_cast<T>(*n);
     return *this;
   }
@@ -38,7 +41,7 @@ class Fields {
     const Value* value = field(name);
     if (value == nullptr) return *this;
     const auto n = value->as_int();
-    if (!n || *n < -1) return fail("a number of the map is out of range");
+    if (!n || *n < -1) return fail(quoted(name) + " is not a number, or is below -1");
     *out = *n;
     return *this;
   }
@@ -46,7 +49,9 @@ class Fields {
   Fields& text(const char* name, std::string* out, size_t most) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
-    if (value->type != Type::kStr || value->text.size() > most) return fail("a bad string");
+    if (value->type != Type::kStr || value->text.size() > most) {
+      return fail(quoted(name) + " is not a text of at most " + std::to_string(most) + " bytes");
+    }
     *out = value->text;
     return *this;
   }
@@ -63,10 +68,12 @@ class Fields {
   Fields& ranks(const char* name, std::vector<uint32_t>* out) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
-    if (value->type != Type::kList) return fail("the ranks are not a list");
+    if (value->type != Type::kList) return fail(quoted(name) + " is not a list of ranks");
     for (const Value& item : value->list) {
       const auto rank = item.as_uint();
-      if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
+      if (!rank || *rank >= kMaxWorldSize) {
+        return fail("a rank in " + not_a_number(name, 0, kMaxWorldSize - 1));
+      }
       out->push_back(static_cast<uint32_t>(*rank));
     }
     return *this;
@@ -92,11 +99,13 @@ class Fields {
     const Value* value = field(name);
     if (value == nullptr) return *this;
     if (value->type != Type::kList || value->list.size() > kMaxReducers) {
-      return fail("the slots of a route are not a list, or too many");
+      return fail(quoted(name) + " is not a list, or has too many slots");
     }
     for (const Value& item : value->list) {
       const auto n = item.as_uint();
-      if (!n || *n < least || *n > most) return fail("a number of a route is out of range");
+      if (!n || *n < least || *n > most) {
+        return fail("a slot in " + not_a_number(name, least, most));
+      }
       out->push_back(static_cast<uint32_t>(*n));
     }
     return *this;
@@ -107,7 +116,7 @@ class Fields {
     slots("since", &out->since, 0, kAny32);
     slots("live", &out->live, 0, 1);
     slots("lanes_by_slot", &out->lanes_by_slot, 1, kMaxLanes);
-    const char* broken = wrong_ == nullptr ? check_route(*out) : nullptr;
+    const char* broken = wrong_.empty() ? check_route(*out) : nullptr;
     return broken == nullptr ? *this : fail(broken);
   }
 
@@ -115,13 +124,15 @@ class Fields {
     const Value* value = field(name);
     if (value == nullptr) return *this;
     if (value->type != Type::kList || value->list.size() > kMaxAbsent) {
-      return fail("the absent ranks are not a list, or too many");
+      return fail(quoted(name) + " is not a list, or has too many ranks");
     }
     for (const Value& item : value->list) {
       if (item.list.size() != 2 || item.list[1].type != Type::kStr)
         return fail("an absent rank is not a pair of rank and text");
       const auto rank = item.list[0].as_uint();
-      if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
+      if (!rank || *rank >= kMaxWorldSize) {
+        return fail("a rank in " + not_a_number(name, 0, kMaxWorldSize - 1));
+      }
       out->emplace_back(static_cast<uint32_t>(*rank), item.list[1].text);
     }
     return *this;
@@ -130,20 +141,28 @@ class Fields {
   Fields& maps(const char* name, std::vector<Value>* out) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
-    if (value->type != Type::kList) return fail("a field is not a list");
+    if (value->type != Type::kList) return fail(quoted(name) + " is not a list");
     *out = value->list;
     return *this;
   }
 
  private:
-  const Value* field(const char* name) const { return wrong_ ? nullptr : map_.find(name); }
-  Fields& fail(const char* wrong) {
-    if (wrong_ == nullptr) wrong_ = wrong;
+  const Value* field(const char* name) const { return wrong_.empty() ? map_.find(name) : nullptr; }
+  Fields& fail(std::string wrong) {
+    if (wrong_.empty()) wrong_ = std::move(wrong);
     return *this;
   }
 
+  static std::string quoted(const char* name) { return "'" + std::string(name) + "'"; }
+
+  static std::string not_a_number(const char* name, uint64_t least, uint64_t most) {
+    const std::string from = std::to_string(least);
+    if (most == kAny64) return quoted(name) + " is not a number of at least " + from;
+    return quoted(name) + " is not a number from " + from + " to " + std::to_string(most);
+  }
+
   Value map_;
-  const char* wrong_ = nullptr;
+  std::string wrong_;
 };
 
 std::string packed(Value::Map entries) {
@@ -219,7 +238,7 @@ std::string encode_suspect(const Suspicion& suspicion) {
                  {"reason", Value::str(clipped(suspicion.reason, kMaxReason))}});
 }
 
-const char* decode_pending(std::string_view payload, Pending* out) {
+std::string decode_pending(std::string_view payload, Pending* out) {
   return Fields(payload)
       .number("lanes", &out->lanes, 1, kMaxLanes)
       .number("lane", &out->lane, 0, kMaxLanes - 1)
@@ -229,8 +248,8 @@ const char* decode_pending(std::string_view payload, Pending* out) {
       .wrong();
 }
 
-const char* decode_welcome(std::string_view payload, Welcome* out) {
-  const char* wrong = Fields(payload)
+std::string decode_welcome(std::string_view payload, Welcome* out) {
+  std::string wrong = Fields(payload)
                           .text("run_id", &out->run_id, kMaxRunIdBytes)
                           .number("slot", &out->slot, 0, kMaxReducers - 1)
                           .number("reducers", &out->reducers, 1, kMaxReducers)
@@ -253,9 +272,9 @@ const char* decode_welcome(std::string_view payload, Welcome* out) {
   return wrong;
 }
 
-const char* decode_error(std::string_view payload, Failure* out) {
+std::string decode_error(std::string_view payload, Failure* out) {
   uint32_t code = 0;
-  const char* wrong = Fields(payload)
+  std::string wrong = Fields(payload)
                           .number("code", &code, 1, kAny32)
                           .text("message", &out->message, kMaxControlBytes)
                           .optional_number("rank", &out->rank)
@@ -263,20 +282,20 @@ const char* decode_error(std::string_view payload, Failure* out) {
                           .text("key", &out->key, kMaxKeyBytes)
                           .optional_number("round", &out->round)
                           .wrong();
-  if (wrong == nullptr && code == 0) wrong = "no error code";
+  if (wrong.empty() && code == 0) wrong = "no error code";
   out->code = static_cast<ErrorCode>(code);
   return wrong;
 }
 
-const char* decode_goaway(std::string_view payload, std::string* reason) {
+std::string decode_goaway(std::string_view payload, std::string* reason) {
   return Fields(payload).text("reason", reason, kMaxControlBytes).wrong();
 }
 
-const char* decode_stall(std::string_view payload, std::vector<StalledRound>* out) {
+std::string decode_stall(std::string_view payload, std::vector<StalledRound>* out) {
   std::vector<Value> rounds;
-  const char* wrong = Fields(payload).maps("rounds", &rounds).wrong();
+  std::string wrong = Fields(payload).maps("rounds", &rounds).wrong();
   for (const Value& item : rounds) {
-    if (wrong != nullptr) return wrong;
+    if (!wrong.empty()) return wrong;
     StalledRound round;
     wrong = Fields(item)
                 .text("key", &round.key, kMaxKeyBytes)
@@ -290,9 +309,9 @@ const char* decode_stall(std::string_view payload, std::vector<StalledRound>* ou
   return wrong;
 }
 
-const char* decode_refused(std::string_view payload, Failure* out) {
+std::string decode_refused(std::string_view payload, Failure* out) {
   uint32_t code = static_cast<uint32_t>(ErrorCode::kMismatch);
-  const char* wrong = Fields(payload)
+  std::string wrong = Fields(payload)
                           .number("code", &code, 1, kAny32)
                           .text("message", &out->message, kMaxControlBytes)
                           .wrong();
@@ -300,12 +319,12 @@ const char* decode_refused(std::string_view payload, Failure* out) {
   return wrong;
 }
 
-const char* decode_route(std::string_view payload, Route* out) {
-  const char* wrong = Fields(payload).route(out).wrong();
-  return wrong == nullptr && out->since.empty() ? "a route without slots" : wrong;
+std::string decode_route(std::string_view payload, Route* out) {
+  std::string wrong = Fields(payload).route(out).wrong();
+  return wrong.empty() && out->since.empty() ? "a route without slots" : wrong;
 }
 
-const char* decode_suspect(std::string_view payload, Suspicion* out) {
+std::string decode_suspect(std::string_view payload, Suspicion* out) {
   return Fields(payload)
       .number("rank", &out->rank, 0, kMaxWorldSize - 1)
       .number("slot", &out->slot, 0, kMaxReducers - 1)
@@ -314,8 +333,8 @@ const char* decode_suspect(std::string_view payload, Suspicion* out) {
       .wrong();
 }
 
-const char* decode_absent(std::string_view payload, Absence* out) {
-  const char* wrong = Fields(payload)
+std::string decode_absent(std::string_view payload, Absence* out) {
+  std::string wrong = Fields(payload)
                           .reasons("absent", &out->absent)
                           .ranks("left", &out->left)
                           .number("left_count", &out->left_count, 0, kMaxWorldSize)

@@ -1,6 +1,6 @@
 // Encodes and decodes the control maps that a worker sends and receives (PROTOCOL.md, section 4).
 //
-// Decoders return nullptr, or an error as a static text. Wrong types and numbers out of range are
+// Decoders return an error as a text, or an empty text. Wrong types and numbers out of range are
 // errors. Unknown fields are ignored; missing fields keep their defaults.
 #pragma once
 
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "codec/msgpack.h"
+#include "protocol/chunk_owners.h"
 #include "protocol/chunk_plan.h"
 #include "protocol/operation.h"
-#include "protocol/route.h"
 
 namespace ors {
 
@@ -88,14 +88,14 @@ std::string encode_abandon(const Failure& failure);
 std::string encode_route(const Route& route);
 std::string encode_suspect(const Suspicion& suspicion);
 
-const char* decode_pending(std::string_view payload, Pending* out);
-const char* decode_welcome(std::string_view payload, Welcome* out);
-const char* decode_error(std::string_view payload, Failure* out);
-const char* decode_goaway(std::string_view payload, std::string* reason);
-const char* decode_stall(std::string_view payload, std::vector<StalledRound>* out);
-const char* decode_refused(std::string_view payload, Failure* out);
-const char* decode_route(std::string_view payload, Route* out);
-const char* decode_suspect(std::string_view payload, Suspicion* out);
-const char* decode_absent(std::string_view payload, Absence* out);
+std::string decode_pending(std::string_view payload, Pending* out);
+std::string decode_welcome(std::string_view payload, Welcome* out);
+std::string decode_error(std::string_view payload, Failure* out);
+std::string decode_goaway(std::string_view payload, std::string* reason);
+std::string decode_stall(std::string_view payload, std::vector<StalledRound>* out);
+std::string decode_refused(std::string_view payload, Failure* out);
+std::string decode_route(std::string_view payload, Route* out);
+std::string decode_suspect(std::string_view payload, Suspicion* out);
+std::string decode_absent(std::string_view payload, Absence* out);
 
 }  // namespace ors

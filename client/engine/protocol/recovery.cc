@@ -115,7 +115,8 @@ void Recovery::broken(Lane* lane, const Failure& failure, double now) {
 
 std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, double now) {
   Failure failure;
-  if (const char* wrong = decode_error(payload, &failure)) return bad_frame(*lane, "ERROR", wrong);
+  if (const std::string wrong = decode_error(payload, &failure); !wrong.empty())
+    return bad_frame(*lane, "ERROR", wrong);
   failure.message += " (from " + lane->name + ")";
   if (run_.joined && !ends_the_run(failure)) {
     count_error(lane, failure, now);
@@ -129,7 +130,8 @@ std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, 
 // Open rounds continue on the lane until a new route excludes its reducer.
 std::optional<Failure> Recovery::on_goaway(Lane* lane, std::string_view payload, double now) {
   std::string reason;
-  if (const char* wrong = decode_goaway(payload, &reason)) return bad_frame(*lane, "GOAWAY", wrong);
+  if (const std::string wrong = decode_goaway(payload, &reason); !wrong.empty())
+    return bad_frame(*lane, "GOAWAY", wrong);
   lane->drains = true;
   if (run_.joined) suspicions_.suspect(lane, "it drains: " + reason, now);
   return std::nullopt;

@@ -68,8 +68,8 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
   if (h.length == 0) return std::nullopt;
   const Descriptor& d = round->descriptor;
   const Range range = round->plan.range(h.chunk);
-  const uint64_t part = d.collective == kAllGather ? range.part * d.count : 0;
-  uint8_t* place = round->target + (part + range.offset) * caller_item_bytes(d);
+  const uint64_t first = d.collective == kAllGather ? range.vector * d.count : 0;
+  uint8_t* place = round->target + (first + range.offset) * caller_item_bytes(d);
   if (d.wide) {
     target->wide = reinterpret_cast<float*>(place);
   } else {
@@ -127,7 +127,7 @@ void Results::late_result(Lane* lane, const Header& h) {
 std::optional<Failure> Results::on_refused(Lane* lane, const Header& h, std::string_view payload,
                                            double now) {
   Failure failure;
-  if (const char* wrong = decode_refused(payload, &failure))
+  if (const std::string wrong = decode_refused(payload, &failure); !wrong.empty())
     return bad_frame(*lane, "REFUSED", wrong);
   uint32_t home = 0;
   const KeyRecord* key = keys_.find(h.key);
@@ -165,7 +165,8 @@ bool Results::rereads(const Round& round) {
          rounds_.digests().ends_window(round.number);
 }
 
-// Adds a result to the round's digest. Reduce-scatter is skipped: each rank gets a different part.
+// Adds a result to the round's digest. Reduce-scatter is skipped: each rank gets a different
+// vector.
 void Results::digest_result(Round* round, const Header& h) {
   if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
   const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;

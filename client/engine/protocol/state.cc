@@ -173,7 +173,8 @@ std::optional<Failure> State::on_stats(Lane* lane, std::string_view payload) {
 
 std::optional<Failure> State::on_stall(std::string_view payload, const Lane& lane, double now) {
   std::vector<StalledRound> rounds;
-  if (const char* wrong = decode_stall(payload, &rounds)) return bad_frame(lane, "STALL", wrong);
+  if (const std::string wrong = decode_stall(payload, &rounds); !wrong.empty())
+    return bad_frame(lane, "STALL", wrong);
   reports_.add(rounds, run_.options.world_size, now);
   return std::nullopt;
 }

@@ -10,7 +10,8 @@ namespace ors {
 
 std::optional<Failure> Streams::on_route(Lane* lane, std::string_view payload, double now) {
   Route route;
-  if (const char* wrong = decode_route(payload, &route)) return bad_frame(*lane, "ROUTE", wrong);
+  if (const std::string wrong = decode_route(payload, &route); !wrong.empty())
+    return bad_frame(*lane, "ROUTE", wrong);
   lane->route_known = std::max(lane->route_known, route.number);
   return learn(route, *lane, now);
 }

@@ -91,7 +91,7 @@ Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* f
   const Range range = round.plan.range(chunk);
   const size_t item = d.wide ? sizeof(float) : round.plan.item_bytes();
   const bool scatters = d.collective == kReduceScatter;
-  const uint64_t first = (scatters ? range.part * round.plan.count() : 0) + range.offset;
+  const uint64_t first = (scatters ? range.vector * round.plan.count() : 0) + range.offset;
   Staged staged;
   if (range.elements == 0 || !sends_bytes(d, round.plan, chunk, rank)) return staged;
   const uint8_t* source = from + first * item;
@@ -104,8 +104,8 @@ Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* f
     staged.crc = copy_crc32c(staged.buffer->data, source, staged.length);
   }
   if (moves_only(d.collective) && to != nullptr) {  // no lane sends these back
-    const uint64_t part = d.collective == kAllGather ? range.part * round.plan.count() : 0;
-    uint8_t* own = to + (part + range.offset) * item;
+    const uint64_t start = d.collective == kAllGather ? range.vector * round.plan.count() : 0;
+    uint8_t* own = to + (start + range.offset) * item;
     if (d.wide) {  // rounded to the 16-bit type, as on the other ranks
       widen(d.dtype, staged.buffer->data, reinterpret_cast<float*>(own), range.elements);
     } else {

@@ -37,7 +37,7 @@ void Suspicions::queue_suspect(Reducer* reducer, double now) {
 
 std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view payload, double now) {
   Suspicion suspicion;
-  if (const char* wrong = decode_suspect(payload, &suspicion))
+  if (const std::string wrong = decode_suspect(payload, &suspicion); !wrong.empty())
     return bad_frame(*lane, "SUSPECT", wrong);
   const uint32_t slot = suspicion.slot;
   if (run_.options.rank != 0 || !run_.joined || slot >= current_route_.route().slots())

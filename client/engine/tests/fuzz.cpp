@@ -134,7 +134,7 @@ void fuzz_map(Random* random, const Seeds& seeds) {
   ors::decode_refused(bytes, &failure);
   ors::decode_suspect(bytes, &suspicion);
   ors::decode_absent(bytes, &absence);
-  if (ors::decode_route(bytes, &route) == nullptr && route.slots() > 0) {
+  if (ors::decode_route(bytes, &route).empty() && route.slots() > 0) {
     const ors::Owners owners(route);
     CHECK(owners.place(random->next(), 7).slot < route.slots());
   }

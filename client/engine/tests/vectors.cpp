@@ -13,9 +13,9 @@
 #include "codec/wire.h"
 #include "crypto/handshake.h"
 #include "io/receiver.h"
+#include "protocol/chunk_owners.h"
 #include "protocol/chunk_plan.h"
 #include "protocol/messages.h"
-#include "protocol/route.h"
 
 namespace {
 
@@ -131,36 +131,36 @@ void check_map(const std::string& bytes) {
   ors::Absence absence;
   switch (static_cast<uint8_t>(bytes[5])) {
     case ors::kPending:
-      CHECK(ors::decode_pending(payload, &pending) == nullptr);
+      CHECK(ors::decode_pending(payload, &pending).empty());
       break;
     case ors::kWelcome:
-      CHECK(ors::decode_welcome(payload, &welcome) == nullptr);
+      CHECK(ors::decode_welcome(payload, &welcome).empty());
       break;
     case ors::kError:
-      CHECK(ors::decode_error(payload, &failure) == nullptr);
+      CHECK(ors::decode_error(payload, &failure).empty());
       break;
     case ors::kGoaway:
-      CHECK(ors::decode_goaway(payload, &reason) == nullptr);
+      CHECK(ors::decode_goaway(payload, &reason).empty());
       break;
     case ors::kStall:
-      CHECK(ors::decode_stall(payload, &rounds) == nullptr);
+      CHECK(ors::decode_stall(payload, &rounds).empty());
       break;
     case ors::kRefused:
-      CHECK(ors::decode_refused(payload, &failure) == nullptr);
+      CHECK(ors::decode_refused(payload, &failure).empty());
       break;
     case ors::kRoute:
-      CHECK(ors::decode_route(payload, &route) == nullptr);
+      CHECK(ors::decode_route(payload, &route).empty());
       CHECK(payload == ors::encode_route(route));
       break;
     case ors::kSuspect:
-      CHECK(ors::decode_suspect(payload, &suspicion) == nullptr);
+      CHECK(ors::decode_suspect(payload, &suspicion).empty());
       CHECK(payload == ors::encode_suspect(suspicion));
       break;
     case ors::kAbsent:
-      CHECK(ors::decode_absent(payload, &absence) == nullptr);
+      CHECK(ors::decode_absent(payload, &absence).empty());
       break;
     case ors::kAbandon:
-      CHECK(ors::decode_refused(payload, &failure) == nullptr);
+      CHECK(ors::decode_refused(payload, &failure).empty());
       CHECK(payload == ors::encode_abandon(failure));
       break;
     default:

@@ -85,7 +85,7 @@ def contribution(sweep: Sweep, rank: int) -> Array:
 
 def reduced(sweep: Sweep, world_size: int) -> Array:
     """One period of the result over all ranks."""
-    twin = kernels.load(no_native=True)
+    twin = kernels.load("numpy")
     op, wire = sweep.reduce_op, sweep.wire
     total = np.empty(PERIOD * twin.acc_itemsize(op, wire), np.uint8)
     for rank in range(world_size):
@@ -118,11 +118,11 @@ def _bits(array: Array) -> Array:
 
 def _narrowed(dtype: DType, values: Array) -> Array:
     out = np.empty(values.size, _HELD[dtype])
-    kernels.load(no_native=True).narrow(dtype, values.size, values.data, out.data)
+    kernels.load("numpy").narrow(dtype, values.size, values.data, out.data)
     return out
 
 
 def _widened(dtype: DType, values: Array) -> Array:
     out = np.empty(values.size, np.float32)
-    kernels.load(no_native=True).widen(dtype, values.size, values.data, out.data)
+    kernels.load("numpy").widen(dtype, values.size, values.data, out.data)
     return out

@@ -30,7 +30,8 @@ from reducer.status.ask import DEFAULT_PORT
 )
 @seconds_option("--timeout", 5.0, "Longest wait for each connection, answer and round.")
 @click.option(
-    "--bandwidth",
+    "--bandwidth-seconds",
+    "bandwidth",
     type=click.FloatRange(0, 10),
     default=0.5,
     show_default=True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from reducer.core.limits.records import MIN_COST, SLOT
+from reducer.core.limits.charges import MIN_COST, SLOT
 from reducer.wire.codes import MAX_CONTROL_BYTES
 from reducer.wire.errors import QuotaError
 from reducer.wire.messages import ChunkTable
@@ -21,7 +21,7 @@ from reducer.wire.messages import ChunkTable
 SHARES_BESIDE_RANKS: Final = 3
 # Chunks that one grant covers: the second chunk travels while the first is folded.
 GRANT_CHUNKS: Final = 2
-# Where memory is short, 1/n of each share is for the records of the run (`records.py`), and at
+# Where memory is short, 1/n of each share is for the records of the run (`charges.py`), and at
 # least LEAST_RECORDS bytes: enough for the ranks and for a small model.
 PART_OF_SHARE: Final = 8
 LEAST_RECORDS: Final = 32_768

@@ -3,7 +3,7 @@
 Law: quotas count by the name of the job, and only the job that exceeds its quota is refused. So a
 worker that may speak for one job (mode psk) cannot keep another job out.
 
-Other files limit the rest of what a job takes: its memory `budget.py`, its records `records.py`,
+Other files limit the rest of what a job takes: its memory `budget.py`, its records `charges.py`,
 its keys `rounds/key_table.py`, its unanswered and unread bytes `runs/flow.py`, its unstable results
 `runs/positions.py`. In `reducer/server`, `data/turns.py` limits its time on a lane, and
 `data/log_shares.py` its lines in the log.
@@ -94,10 +94,10 @@ class MostConnections:
         )
 
 
-def too_many_jobs(runs: int) -> QuotaError:
+def too_many_runs_in_all(runs: int) -> QuotaError:
     return QuotaError(
-        f"this reducer serves {runs} runs of jobs already, its limit (--max-jobs): raise it; each "
-        "group of a job's workers is a run"
+        f"this reducer serves {runs} runs already, its limit for all jobs (--max-total-runs): "
+        "raise it; each group of a job's workers is a run"
     )
 
 

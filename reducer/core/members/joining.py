@@ -12,15 +12,15 @@ from reducer.core.limits.quotas import (
     MostConnections,
     allowed_connections,
     too_many_ended,
-    too_many_jobs,
     too_many_reducers,
     too_many_runs,
+    too_many_runs_in_all,
 )
-from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.forming import Forming, forming_id
 from reducer.core.members.roster import Members, Roster, fault_text
+from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
-from reducer.core.rounds.route import Route
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.runs.run import Run
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.events import Close, Log, Output, Send
@@ -204,7 +204,7 @@ class Joining:
         roster, settings = self._roster, self._settings
         if forming_id(hello) in roster.forming:
             return []
-        is_full = len(roster.forming) + len(roster.runs) >= settings.max_jobs
+        is_full = len(roster.forming) + len(roster.runs) >= settings.max_total_runs
         if is_full or self._run_count(hello.job) >= settings.max_runs:
             return self._endings.end_deserted(hello.job, hello.run_id, now)
         return []
@@ -239,8 +239,8 @@ class Joining:
         roster, settings, job = self._roster, self._settings, hello.job
         if hello.reducers > settings.max_reducers:
             raise too_many_reducers(job, hello.reducers, settings.max_reducers)
-        if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
-            raise too_many_jobs(settings.max_jobs)
+        if len(roster.forming) + len(roster.runs) >= settings.max_total_runs:
+            raise too_many_runs_in_all(settings.max_total_runs)
         if self._run_count(job) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
         ended = sum(not ended.members.run.idle.is_clean for ended in roster.ended.of(job))

@@ -11,8 +11,8 @@ from reducer.core.limits.quotas import Connections
 from reducer.core.members.forming import Forming, FormingId
 from reducer.core.members.session import Session, SessionState
 from reducer.core.runs.run import Run
+from reducer.core.surface.control_frames import control_frame
 from reducer.core.surface.events import Close, Log, Output, Send
-from reducer.core.surface.frames import control_frame
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
 from reducer.wire.codes import MAX_CONTROL_ITEMS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.core.limits.records import PLAN, Records
+from reducer.core.limits.charges import PLAN, Records
 from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.wire.codes import (
     BITWISE,

@@ -1,10 +1,10 @@
-"""How a round is cut into chunks (PROTOCOL.md, section 6). `route.py`: which lane owns a chunk."""
+"""How a round is cut into chunks (PROTOCOL.md, section 6). `chunk_owners.py` says who owns them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reducer.core.limits.records import MIN_COST
+from reducer.core.limits.charges import MIN_COST
 from reducer.wire.codes import ALL_GATHER, BROADCAST, ITEM_SIZES, REDUCE_SCATTER, DType
 from reducer.wire.messages import ChunkTable
 
@@ -22,22 +22,22 @@ def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
 class ChunkPlan:
     """The chunks of one round: the same on every rank and lane.
 
-    A round has `parts` vectors of `count` elements: one for each rank in an all_gather and in a
-    reduce_scatter, else one. Chunk c belongs to vector c % parts.
+    A round has `vectors` vectors of `count` elements: one for each rank in an all_gather and in a
+    reduce_scatter, else one. Chunk c belongs to vector c % vectors.
     """
 
     collective: int
-    parts: int
+    vectors: int
     count: int
     item: int
     chunk_elements: int
     chunks: int
 
-    def part(self, chunk: int) -> int:
-        return chunk % self.parts
+    def vector(self, chunk: int) -> int:
+        return chunk % self.vectors
 
     def elements(self, chunk: int) -> int:
-        left = self.count - chunk // self.parts * self.chunk_elements
+        left = self.count - chunk // self.vectors * self.chunk_elements
         return self.chunk_elements if left >= self.chunk_elements else max(0, left)
 
     def bytes(self, chunk: int) -> int:
@@ -51,7 +51,7 @@ class ChunkPlan:
         """Bytes that `rank` contributes to `chunk`."""
         if self.collective == BROADCAST and rank != root:
             return 0
-        if self.collective == ALL_GATHER and rank != self.part(chunk):
+        if self.collective == ALL_GATHER and rank != self.vector(chunk):
             return 0
         return self.bytes(chunk)
 
@@ -59,9 +59,9 @@ class ChunkPlan:
         """Bytes of the result of `chunk` that `rank` is sent."""
         if self.collective == BROADCAST and rank == root:
             return 0
-        if self.collective == ALL_GATHER and rank == self.part(chunk):
+        if self.collective == ALL_GATHER and rank == self.vector(chunk):
             return 0
-        if self.collective == REDUCE_SCATTER and rank != self.part(chunk):
+        if self.collective == REDUCE_SCATTER and rank != self.vector(chunk):
             return 0
         return self.bytes(chunk)
 
@@ -71,7 +71,7 @@ def make_plan(
 ) -> ChunkPlan:
     item = ITEM_SIZES[dtype]
     gathers = collective in (ALL_GATHER, REDUCE_SCATTER)
-    parts = world_size if gathers else 1
-    chunk_elements = chunk_bytes(table, parts * count * item) // item
-    per_part = max(1, -(-count // chunk_elements))
-    return ChunkPlan(int(collective), parts, count, item, chunk_elements, parts * per_part)
+    vectors = world_size if gathers else 1
+    chunk_elements = chunk_bytes(table, vectors * count * item) // item
+    per_vector = max(1, -(-count // chunk_elements))
+    return ChunkPlan(int(collective), vectors, count, item, chunk_elements, vectors * per_vector)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from reducer.core.containers.ascending import Ascending
 from reducer.core.containers.listing import Listing
 from reducer.core.containers.tables import Numbered
-from reducer.core.limits.records import KEY, KEY_RANK, STREAM, Records, text_bytes
+from reducer.core.limits.charges import KEY, KEY_RANK, STREAM, Records, text_bytes
 from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.descriptor import Descriptor
 from reducer.core.rounds.key import ENTRY, Key, Untold, payload_of
@@ -188,7 +188,7 @@ class KeyTable:
             if len(self._keys) >= self._max_keys:
                 raise RecordsError(
                     f"job {self._job!r} has {len(self._keys):,} keys in use, "
-                    f"the limit is {self._max_keys:,} (--job-keys): does the job make new keys at "
+                    f"the limit is {self._max_keys:,} (--max-keys): does the job make new keys at "
                     "each step?"
                 )
             self.records.take(self._size)

@@ -12,8 +12,7 @@ from typing import Final
 from reducer.core.containers.ascending import Ascending
 from reducer.core.containers.listing import Listed, Listing
 from reducer.core.containers.tables import Numbered, OrderedSet
-from reducer.core.limits.held import HeldBytes
-from reducer.core.limits.records import (
+from reducer.core.limits.charges import (
     CHUNK,
     LIST_PLACE,
     MARK,
@@ -22,10 +21,11 @@ from reducer.core.limits.records import (
     Records,
     text_bytes,
 )
+from reducer.core.limits.held import HeldBytes
+from reducer.core.rounds.chunk_owners import Place
 from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.descriptor import WIDE, Descriptor
 from reducer.core.rounds.key import Key, Untold
-from reducer.core.rounds.route import Place
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Wait
 from reducer.wire.errors import InternalError

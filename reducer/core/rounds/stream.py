@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from reducer.core.limits.charges import STREAM, Records
 from reducer.core.limits.held import HeldBytes
-from reducer.core.limits.records import STREAM, Records
+from reducer.core.rounds.chunk_owners import Holding, Place, Route
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import KeyTable
 from reducer.core.rounds.round import StreamRounds
-from reducer.core.rounds.route import Holding, Place, Route
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.errors import ProtocolError
 

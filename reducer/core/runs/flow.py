@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reducer.core.limits.budget import RankLimits
-from reducer.core.limits.records import OWED
+from reducer.core.limits.charges import OWED
 from reducer.core.rounds.open_rounds import OpenRounds
 from reducer.core.rounds.round import Debt, Round
 from reducer.core.runs.seats import Seats

@@ -10,12 +10,12 @@ from itertools import chain
 from typing import Any
 
 from reducer.core.limits.budget import RankLimits
+from reducer.core.limits.charges import RANK, SLOT, Records
 from reducer.core.limits.held import HeldBytes
-from reducer.core.limits.records import RANK, SLOT, Records
 from reducer.core.measures.ranking import most
 from reducer.core.rounds.admission import Plans
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
-from reducer.core.rounds.route import Route
 from reducer.core.rounds.stream import Streams
 from reducer.core.runs.contributions import Contributions
 from reducer.core.runs.flow import Flow
@@ -47,7 +47,7 @@ class Run:
         self.run_id = terms.run_id
         self.title = title = terms.title
         self.world_size = world_size = terms.world_size
-        crc, max_keys = settings.crc32c, settings.job_keys
+        crc, max_keys = settings.crc32c, settings.max_keys
         self.idle = idle = IdleKeys()
         self.records = records = Records(
             title, limits.room_for_records(world_size), idle.take_apart

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reducer.core.rounds.round import Round, StreamRounds
+from reducer.core.surface.control_frames import control_frame, payload_frame
 from reducer.core.surface.events import Behind, Output, Send
-from reducer.core.surface.frames import control_frame, payload_frame
 from reducer.wire import messages
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Buffer, Crc

@@ -35,10 +35,10 @@ class LaneSettings:
     deserted_after: float = 5.0
     records: int = 8 << 20  # at most, in each share of a run
     job_budget: int = 0  # of one job; 0: no limit but `budget`
-    max_jobs: int = 1_024  # concurrent runs, of all jobs
+    max_total_runs: int = 1_024  # concurrent runs, of all jobs
     max_runs: int = 256  # of one job
     max_reducers: int = 512  # of one job
-    job_keys: int = 200_000  # of one run, for each home slot
+    max_keys: int = 200_000  # of one run, for each home slot
     descriptors: int = 1 << 20  # files that the process may open
     most_summed: int = MOST_SUMMED  # bytes in one turn; at least four parts
     traced: bool = False  # every round is reported when it is over (Traced)

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from google_crc32c import value as crc32c
 
-from reducer.core.surface.frames import control_frame
+from reducer.core.surface.control_frames import control_frame
 from reducer.log import RateLimit
 from reducer.server import file_descriptors
 from reducer.server.sockets import peer_name

@@ -21,6 +21,7 @@ from reducer import __version__, compiled, log, units
 from reducer.server import config, file_descriptors
 from reducer.server.daemon.acceptor import Acceptor
 from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
+from reducer.server.daemon.drain import drain
 from reducer.server.daemon.lanes import LaneGroup
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
@@ -31,8 +32,6 @@ from reducer.wire.errors import InternalError
 logger = logging.getLogger("reducer.server")
 
 EXIT_FAILED = 1
-# Time beyond the lanes' own deadline, for flushing, lingering sockets and process exit.
-_DRAIN_GRACE_SECONDS = 5.0
 # After this time, the thread that makes pages gives the interpreter back to the loop, which accepts
 # sockets.
 _SWITCH_SECONDS = 0.0002
@@ -159,32 +158,11 @@ class Server:
         return EXIT_FAILED
 
     async def _shutdown(self) -> int:
-        # 1. Not ready: load balancers and probes choose other reducers.
         self._serves = False
-        # 2. Stop accepting, and close sockets without a preface.
-        self._acceptor.stop()
-        # 3. Lanes send GOAWAY, let open rounds finish by the deadline, and close.
-        logger.info("draining: open rounds have %g s", self._options.drain_timeout)
-        seconds = self._options.drain_timeout + _DRAIN_GRACE_SECONDS
-        drain = asyncio.create_task(self._lanes.drain(seconds))
-        force = asyncio.create_task(self._force.wait())
-        await asyncio.wait({drain, force}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (drain, force):
-            task.cancel()
-        (how, _) = await asyncio.gather(drain, force, return_exceptions=True)
-        if isinstance(how, Exception):
-            logger.error("the drain has failed", exc_info=how)
-        # 4. End the rest, and log the reason.
-        await self._admin.stop()
-        await self._lanes.close()
-        if self._force.is_set():
-            logger.warning("a second signal came: ended without finishing open rounds")
-            return EXIT_FAILED
-        if failure := self._lanes.failure():
-            logger.error("the daemon ends without having drained: %s", failure)
-            return EXIT_FAILED
-        logger.info("drained")
-        return self._options.drained_status
+        drained = await drain(
+            self._acceptor, self._lanes, self._admin, self._options.drain_timeout, self._force
+        )
+        return self._options.drained_status if drained else EXIT_FAILED
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -4,8 +4,8 @@ The lanes count; a scrape asks each lane for a snapshot and renders it. This mod
 numbers, so the series of a job end with the job. The label of a job is not called `job`, because
 Prometheus has a label of that name for every target. A group of a job's workers has its own label,
 `JOB#GROUP`, because the group numbers its ranks differently. Labels are bounded: jobs by
---max-jobs, ranks by `reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes and
-codes by the code.
+--max-total-runs, ranks by `reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes
+and codes by the code.
 """
 
 from __future__ import annotations

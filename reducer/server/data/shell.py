@@ -53,7 +53,7 @@ class LaneShell(Owner):
         lane: Lane,
         kernels: KernelSet,
         pool: BufferPool,
-        slow_reader_seconds: float,
+        slow_reader_timeout: float,
     ) -> None:
         super().__init__(kernels.crc32c, Turns())
         self.connections: dict[int, Connection] = {}
@@ -61,7 +61,7 @@ class LaneShell(Owner):
         self.leftovers = Leftovers()
         self._lane = lane
         self._pool = pool
-        self._slow_reader_seconds = slow_reader_seconds
+        self._slow_reader_timeout = slow_reader_timeout
         self._next_session = 1
         self._before_hello = BeforeHello()
         self._unflushed: list[Connection] = []
@@ -413,7 +413,7 @@ class LaneShell(Owner):
         if connection.is_full and not connection.backlog:  # the loop lost `resume_writing`
             connection.resume_writing()
         stuck = connection.stuck_for(now)
-        if stuck > self._slow_reader_seconds:
+        if stuck > self._slow_reader_timeout:
             connection.note_slow_reader(f"nothing was read for {stuck:.1f} s")
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:

@@ -113,7 +113,7 @@ class LaneProcess:
 
     def __init__(self, options: LaneOptions, beat: Callable[[], None]) -> None:
         self._options = options
-        self._kernels = kernel_sets.load(options.require_native, options.no_native)
+        self._kernels = kernel_sets.load(options.kernels)
         self._pool = BufferPool(options.memory)
         settings = _settings(options, self._kernels)
         self._lane = Lane(settings)
@@ -121,7 +121,7 @@ class LaneProcess:
             self._lane,
             self._kernels,
             self._pool,
-            options.slow_reader_seconds,
+            options.slow_reader_timeout,
         )
         self._shell.executor.timeline = _timeline(options)
         self._orders = socket.socket(fileno=options.orders_fd)
@@ -435,10 +435,10 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         acc_itemsize=kernels.acc_itemsize,
         stall_after=options.stall_after,
         job_budget=options.job_memory,
-        max_jobs=options.max_jobs,
+        max_total_runs=options.max_total_runs,
         max_runs=options.max_runs,
         max_reducers=options.max_reducers,
-        job_keys=options.job_keys,
+        max_keys=options.max_keys,
         descriptors=file_descriptors.limit(),
         traced=bool(options.timeline),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reducer.kernels import Choice
+
 
 @dataclass(frozen=True)
 class LaneOptions:
@@ -20,14 +22,13 @@ class LaneOptions:
     records: int
     stall_after: float
     drain_timeout: float
-    slow_reader_seconds: float
+    slow_reader_timeout: float
     job_memory: int
-    max_jobs: int
+    max_total_runs: int
     max_runs: int
     max_reducers: int
-    job_keys: int
-    require_native: bool
-    no_native: bool
+    max_keys: int
+    kernels: Choice
     psk: bool
     tls: Sequence[str]  # TlsFiles, or empty
     log_level: str

@@ -36,6 +36,6 @@ def test_values_are_named_after_what_they_are() -> None:
     help_ = CliRunner().invoke(main, ["serve", "--help"], terminal_width=80).output
     for option in (
         "--port PORT", "--host HOST", "--key-file FILE", "--tls-ca FILE", "--timeline FOLDER",
-        "--memory SIZE", "--job-keys NUMBER", "--no-native / --native",
+        "--memory SIZE", "--max-keys NUMBER", "--kernels auto|native|numpy",
     ):  # fmt: skip
         assert f"{option} " in help_, option

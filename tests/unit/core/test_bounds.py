@@ -14,14 +14,14 @@ from itertools import pairwise
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from reducer.core.limits.records import KEY, KEY_RANK, MIN_COST, STREAM
+from reducer.core.limits.charges import KEY, KEY_RANK, MIN_COST, STREAM
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
-from reducer.core.members.endings import FORGOTTEN_AT_ONCE
+from reducer.core.members.run_endings import FORGOTTEN_AT_ONCE
 from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
+from reducer.core.rounds.chunk_owners import Holding, Route
 from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
 from reducer.core.rounds.round import Round
-from reducer.core.rounds.route import Holding, Route
 from reducer.core.runs.moves import STREAMS_AT_ONCE
 from reducer.core.runs.stalls import MAX_STALLS
 from reducer.core.surface import events

@@ -276,7 +276,7 @@ def test_a_rank_that_could_not_be_admitted_is_not_here(what: str) -> None:
 
 
 def test_too_many_keys_in_a_heartbeat_keep_no_buffer() -> None:
-    lane = SimLane(job_keys=1)
+    lane = SimLane(max_keys=1)
     workers = join_all(lane, 2, slot=1, reducers=2)
     workers[0].session.send(control(messages.Route(1, (1, 0), (0, 1), (1, 1))))
     key = next(f"k{n}" for n in range(100) if key_id(f"k{n}") % 2 == 0)

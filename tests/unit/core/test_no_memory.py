@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 
 from reducer.core.limits.budget import Budget
-from reducer.core.limits.records import STREAM, Records
+from reducer.core.limits.charges import STREAM, Records
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Stream

@@ -7,7 +7,7 @@ import pytest
 
 from reducer.core.limits.budget import RankLimits
 from reducer.core.members.roster import Members
-from reducer.core.rounds.route import Route
+from reducer.core.rounds.chunk_owners import Route
 from reducer.core.runs.run import Run
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.settings import LaneSettings

@@ -79,7 +79,7 @@ def test_of_many_absent_ranks_sixteen_are_named() -> None:
         ({"run_id": "other"}, "run id 'other', expected 'run'"),
         ({"world_size": 3}, "world size 3, expected 2"),
         ({"reducers": 2}, "slot 0 of 2"),
-        ({"credit": CHUNK - 1}, "a bad WELCOME: a number of the map is out of range"),
+        ({"credit": CHUNK - 1}, "a bad WELCOME: 'credit' is not a number of at least 4096"),
         ({"chunk_table": ((0, 2 * CHUNK),), "credit": CHUNK}, "credit or grant 4096, expected"),
     ],
 )

@@ -474,5 +474,5 @@ def test_accumulators_have_the_sizes_of_the_law(kernels: KernelSet) -> None:
 
 def test_load_takes_the_native_kernels() -> None:
     assert load().NAME == "native"
-    assert load(require_native=True) is _native
+    assert load("native") is _native
     assert _numpy.NAME == "numpy"

@@ -256,5 +256,5 @@ def test_a_lane_has_the_defaults_of_the_options() -> None:
     of_lane = {field.name: field.default for field in dataclasses.fields(LaneSettings)}
     of_daemon = {**dataclasses.asdict(Config()), "job_budget": Config().job_memory}
     shared = of_lane.keys() & of_daemon.keys() - {"lanes"}
-    assert {"credit", "records", "max_jobs", "max_runs", "job_keys", "stall_after"} <= shared
+    assert {"credit", "records", "max_total_runs", "max_runs", "max_keys", "stall_after"} <= shared
     assert {name: of_lane[name] for name in shared} == {name: of_daemon[name] for name in shared}

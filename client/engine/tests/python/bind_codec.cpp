@@ -7,8 +7,8 @@
 #include "bindings.h"
 #include "codec/cast.h"
 #include "codec/msgpack.h"
+#include "protocol/chunk_owners.h"
 #include "protocol/chunk_plan.h"
-#include "protocol/route.h"
 #include "python/conversions.h"
 #include "python/pybuffer.h"
 
@@ -65,7 +65,7 @@ nb::bytes encode(nb::object object) {
   return nb::bytes(out.data(), out.size());
 }
 
-// (owner slot, owner lane, part, first element in the part, elements, sends bytes, gets bytes)
+// (owner slot, owner lane, vector, first element in the vector, elements, sends bytes, gets bytes)
 nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_t rank,
               const std::vector<std::pair<uint64_t, uint64_t>>& table, const std::string& key,
               const std::vector<uint32_t>& lanes_by_slot, uint16_t root,
@@ -91,7 +91,7 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
   for (uint32_t chunk = 0; chunk < cut->chunks(); ++chunk) {
     const Place place = owners.place(key_id(key), chunk);
     const Range range = cut->range(chunk);
-    out.append(nb::make_tuple(place.slot, place.lane, range.part, range.offset, range.elements,
+    out.append(nb::make_tuple(place.slot, place.lane, range.vector, range.offset, range.elements,
                               sends_bytes(d, *cut, chunk, rank), gets_bytes(d, *cut, chunk, rank)));
   }
   return out;

@@ -114,7 +114,7 @@ def plan(
     root: int = 0,
     live: list[int] = ...,
 ) -> list[tuple[int, int, int, int, int, bool, bool]]:
-    """Per chunk (slot, lane, part, first element in the part, elements, sends, receives)."""
+    """Per chunk (slot, lane, vector, first element in the vector, elements, sends, receives)."""
 
 def narrow(dtype: int, source: Buffer, target: Buffer) -> None: ...
 def widen(dtype: int, source: Buffer, target: Buffer) -> None: ...

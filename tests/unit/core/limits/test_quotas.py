@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reducer.core.limits.budget import LEAST_FRAMES, SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.charges import MIN_COST
 from reducer.core.limits.quotas import ENDED_PER_RUN, SPARE_CONNECTIONS, allowed_connections
-from reducer.core.limits.records import MIN_COST
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE
@@ -80,7 +80,7 @@ def test_runs_with_nothing_to_forget_take_no_share() -> None:
 
 
 def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> None:
-    """Regression: deserted groups are not replaced, so a job took all of --max-jobs."""
+    """Regression: deserted groups are not replaced, so a job took all of --max-total-runs."""
     lane = SimLane(max_runs=2)
     for number in range(2):
         (worker,) = join_all(lane, 1, run_id=f"run#{number}")
@@ -94,7 +94,7 @@ def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> Non
 
 
 def test_deserted_runs_and_those_that_would_replace_them_have_one_share() -> None:
-    """Regression: two jobs filled --max-jobs, half with forming, half with deserted runs."""
+    """Regression: two jobs filled --max-total-runs, half with forming, half with deserted runs."""
     lane = SimLane(max_runs=4)
     roster = lane.core._roster
     groups = [join_all(lane, 1, run_id=f"run#{number}")[0] for number in range(4)]

@@ -8,16 +8,16 @@ from itertools import chain, pairwise
 from typing import NoReturn
 
 from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
-from reducer.core.limits.records import CHUNK, KEY, KEY_RANK, LIST_PLACE, MIN_COST, ROUND
-from reducer.core.members.endings import (
+from reducer.core.limits.charges import CHUNK, KEY, KEY_RANK, LIST_PLACE, MIN_COST, ROUND
+from reducer.core.members.joining import CUT_OFF_AT_ONCE
+from reducer.core.members.roster import RUN
+from reducer.core.members.run_endings import (
     FORGOTTEN_AT_ONCE,
     PARTS_OF_ROUND,
     REPLACED_AT_ONCE,
     ROUNDS_AT_ONCE,
     STREAMS_OF_ROUND,
 )
-from reducer.core.members.joining import CUT_OFF_AT_ONCE
-from reducer.core.members.roster import RUN
 from reducer.core.members.session import Session
 from reducer.core.ticks import MOST_ENDED, MOST_IDLE
 from reducer.wire import messages

@@ -356,7 +356,7 @@ def test_all_who_wait_for_a_run_are_refused_with_one_frame(end: events.Event) ->
 
 
 def test_a_lane_has_a_limit_of_jobs() -> None:
-    lane = SimLane(max_jobs=2)
+    lane = SimLane(max_total_runs=2)
     Scripted(lane, 0, 2, job="a")
     join_all(lane, 1, job="b")
     assert Scripted(lane, 0, 1, job="c").error().code == ErrorCode.QUOTA

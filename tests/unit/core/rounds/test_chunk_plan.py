@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from reducer.core.rounds.chunk_owners import Holding, Route
 from reducer.core.rounds.chunk_plan import make_plan
-from reducer.core.rounds.route import Holding, Route
 from reducer.wire.codes import Collective, DType
 from reducer.wire.keys import key_id
 
@@ -68,9 +68,9 @@ def test_the_chunks_cover_every_element_once() -> None:
         dtype = rng.choice(list(DType))
         world, count = rng.randrange(1, 6), rng.choice((0, 1, 100, 70_001))
         plan = make_plan(collective, dtype, count, world, ((0, 64), (5_000, 4_096)))
-        elements = [0] * plan.parts
+        elements = [0] * plan.vectors
         for chunk in range(plan.chunks):
-            elements[plan.part(chunk)] += plan.elements(chunk)
+            elements[plan.vector(chunk)] += plan.elements(chunk)
             sent = [plan.sends(chunk, rank, 0) for rank in range(world)]
             received = [plan.receives(chunk, rank, 0) for rank in range(world)]
             size = plan.bytes(chunk)
@@ -80,7 +80,7 @@ def test_the_chunks_cover_every_element_once() -> None:
             elif collective == Collective.REDUCE_SCATTER:
                 assert sum(sent) == size * world
                 assert sum(received) == size
-        assert elements == [count] * plan.parts
+        assert elements == [count] * plan.vectors
 
 
 def test_a_row_of_the_chunk_table_begins_at_its_size() -> None:

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from reducer.core.limits.records import MIN_COST
+from reducer.core.limits.charges import MIN_COST
 from reducer.core.surface import events
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.charges import ROUND, Records
 from reducer.core.limits.held import HeldBytes
-from reducer.core.limits.records import ROUND, Records
+from reducer.core.rounds.chunk_owners import Place
 from reducer.core.rounds.key import Key
 from reducer.core.rounds.key_table import IdleKeys
 from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step, StreamRounds
-from reducer.core.rounds.route import Place
 from reducer.core.surface import events
 from reducer.core.surface.events import Send
 from reducer.kernels import load
@@ -405,13 +405,13 @@ def test_key_names_are_checked() -> None:
 
 
 def test_a_job_has_its_share_of_keys() -> None:
-    lane = SimLane(job_keys=3)
+    lane = SimLane(max_keys=3)
     workers = join_all(lane, 2)
     for name in "abcd":
         workers[0].announce(name)
     error = workers[0].error()
     assert error.code == ErrorCode.QUOTA
-    assert "job 'job' has 3 keys in use" in error.message and "--job-keys" in error.message
+    assert "job 'job' has 3 keys in use" in error.message and "--max-keys" in error.message
 
 
 def test_two_names_of_one_id_are_refused_and_named() -> None:

@@ -29,9 +29,9 @@ lanes count; a scrape asks each lane.
 
 - **over lanes** says how to combine the numbers of several lanes or reducers. Each lane has its own
   bytes and events: `sum`. All lanes see the same rounds, times and ranks: `max`.
-- Labels are bounded: `job_name` by `--max-jobs`, `rank` to the {MAX_RANKS} ranks with the largest
-  numbers in each run and lane, and to {MAX_RANKS_OF_JOB:,} on a lane for a job with all its groups,
-  all other labels by the code. A series with a `job_name` label ends with the job.
+- Labels are bounded: `job_name` by `--max-total-runs`, `rank` to the {MAX_RANKS} ranks with the
+  largest numbers in each run and lane, and to {MAX_RANKS_OF_JOB:,} on a lane for a job with all its
+  groups, all other labels by the code. A series with a `job_name` label ends with the job.
 - A group of a job's workers is a run with its own ranks: `job_name` is then `JOB#GROUP`. In the
   name of a job, `#` is shown as `%23`, and `%` as `%25`.
 - A round of one chunk is on one lane only: of many small rounds, `max` over lanes counts a part.

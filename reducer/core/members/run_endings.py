@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from reducer.core.limits.records import ROUND
+from reducer.core.limits.charges import ROUND
 from reducer.core.members.forming import Forming
 from reducer.core.members.roster import Ended, Members, Roster, fault_text, room_of
 from reducer.core.members.session import Session, SessionState

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS
-from reducer.core.limits.records import PLAN, STREAM, Records, text_bytes
+from reducer.core.limits.charges import PLAN, STREAM, Records, text_bytes
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.wire import messages

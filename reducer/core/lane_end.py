@@ -1,14 +1,14 @@
 """How a lane ends: it drains until its runs have moved to other reducers, or it shuts down.
 
-`reducer/server/daemon/app.py` has the numbered steps by which the daemon drains.
+`reducer/server/daemon/drain.py` has the steps by which the daemon drains.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.roster import Roster
+from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.surface.events import Drain, Output, Shutdown
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
@@ -18,7 +18,7 @@ from reducer.wire.errors import ReductionError, UnavailableError
 DRAIN_PATIENCE: Final = 1.0
 
 
-class Draining:
+class LaneEnd:
     def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
         self._roster = roster
         self._endings = endings

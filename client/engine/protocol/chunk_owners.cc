@@ -1,4 +1,4 @@
-#include "protocol/route.h"
+#include "protocol/chunk_owners.h"
 
 #include <algorithm>
 

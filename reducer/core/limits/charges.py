@@ -4,7 +4,7 @@ The law: a record is charged before it is made, and its bytes are given back whe
 Memory for records is reserved when the run forms, so no job takes memory from another job.
 
 The sizes are bytes as tracemalloc counts them in the compiled build, rounded up, including
-containers and their largest growth. `tests/unit/core/limits/test_records.py` measures them again.
+containers and their largest growth. `tests/unit/core/limits/test_charges.py` measures them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds the frames of a lane, all but RESULT, which `runs/results.py` builds."""
+"""Builds the control frames of a lane. `runs/results.py` builds its RESULT frames."""
 
 from __future__ import annotations
 
