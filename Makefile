@@ -36,7 +36,7 @@ export CCACHE_NOHASHDIR ?= true
 endif
 
 .PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks test-outside \
-    check lint tidy format native-test bytecode sanitize nightly soak bench clean
+    check lint types style tidy format native-test bytecode sanitize nightly soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -89,7 +89,7 @@ STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p
 test: ## All checks and tests; installs what this machine lacks, as root or with sudo
 	@tests/machine.sh install test
 	$(MAKE) --no-print-directory venv
-	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test bytecode
+	$(MAKE) --no-print-directory -j2 --output-sync=line types style native-test bytecode
 	$(MAKE) --no-print-directory pytest
 
 # What ranks import is compiled once here: else each of four workers would compile all of PyTorch.
@@ -121,11 +121,15 @@ test-gpu: nccl-plugin ## Test what needs a CUDA device; without one, skip with t
 check: lint tidy ## Run lint, clang-tidy, and the checks of layers and documents
 	$(BIN)/python -m pytest -q $(addprefix tests/unit/project/test_,layering.py changelog.py documents.py)
 
-lint: docs ## Check style, types and formats, build the site, run benchmarks and fuzzers briefly
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+lint: types style ## Check types, style and formats
+
+types: $(STAMP) ## Check types with mypy and ty
 	$(BIN)/mypy
 	$(BIN)/ty check --quiet
+
+style: docs ## Check style and formats, build the site, run benchmarks and fuzzers briefly
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python -m pytest -q bench/micro --benchmark-disable
 	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)
