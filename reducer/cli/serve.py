@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reducer.cli.options import config_options, effective
+from reducer.cli.click_options import config_options, effective
 from reducer.server import config
 
 
