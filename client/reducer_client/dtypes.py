@@ -87,8 +87,9 @@ def find_reduction(op: str, dtype: AnyDtype, declared: str | None = None) -> tup
     if dtype.kind == "b" and declared is None:
         if code not in _BOOL_OPS:
             raise TypeError(
-                f"op={op!r} of bool: expected max, sum or bor (or), min, prod or band (and), or "
-                "bxor; for a mean give integers or floats: array.astype('float32')"
+                f"op={op!r} of bool: expected sum, max or bor (each means or), prod, min or band "
+                "(each means and), or bxor; for a mean give integers or floats: "
+                "array.astype('float32')"
             )
         return _BOOL_OPS[code], DType.UINT8
     wire = reducible_dtype(dtype, declared)

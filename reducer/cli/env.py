@@ -14,9 +14,9 @@ from reducer.server import config
 def command(as_json: bool, as_shell: bool) -> None:
     """Print the reducers and the rank found in the environment.
 
-    Each value is printed with its source. The command reads the variables of Vertex (CLUSTER_SPEC),
-    TF_CONFIG, Kubernetes, torchrun, Horovod, Open MPI and Slurm. With --shell it prints the
-    variables that torch.distributed needs:
+    Each value is printed with its source. The command reads the REDUCER_* variables first, then
+    those of Vertex (CLUSTER_SPEC), TF_CONFIG, Kubernetes, torchrun, Horovod, Open MPI and Slurm.
+    With --shell it prints the variables that torch.distributed needs:
 
     \b
       eval "$(reducer env --shell)"

@@ -81,8 +81,8 @@ def find_addresses(
 ) -> Found[tuple[str, ...]] | None:
     """The addresses of the reducers.
 
-    A source without reducers is skipped. An argument counts even if it has none: the result is then
-    None.
+    A source without reducers is skipped. `given` takes precedence even if it is empty: the result
+    is then None.
     """
     if given is not None:
         parts = split_list(given) if isinstance(given, str) else list(given)

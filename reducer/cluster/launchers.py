@@ -58,7 +58,10 @@ def variables(what: str) -> str:
 
 
 def find_elastic_run(env: Environment) -> Found[str] | None:
-    """torchrun's name of this run; None for "none", as without --rdzv-id and --standalone."""
+    """torchrun's name of this run.
+
+    None without --rdzv-id and --standalone: torchrun then says "none".
+    """
     found = find_text(env, "TORCHELASTIC_RUN_ID")
     return None if found is None or found.value == "none" else found
 

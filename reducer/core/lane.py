@@ -76,10 +76,9 @@ class Lane:
         return _ready_run(peer).contributions.admit(peer.rank, header, unread)
 
     def unread_room(self, session: int) -> tuple[int, int]:
-        """How many bytes may wait to be sent to the session: the bound that always holds, and the
-        bound now.
+        """Returns how many bytes may always wait for the session, and how many may wait now.
 
-        A session with more bytes waiting than the second bound is a slow reader.
+        A session with more bytes waiting than the second number is a slow reader.
         """
         peer = self._roster.sessions.get(session)
         if peer is None or peer.run is None:

@@ -80,7 +80,7 @@ def run_numbers(run: Run, ranks: int) -> RunNumbers:
         open_rounds=len(run.open),
         keys=run.records.keys,
         held_bytes=run.held.total,
-        late=most(sent.late, ranks),
+        late=most(sent.last_ranks, ranks),
         waiting=(),
         reconnects=run.reconnects,
         failovers=run.failovers,
@@ -116,7 +116,7 @@ def run_report(members: Members, now: float, rounds: int) -> RunReport:
         bytes_in=run.contributions.bytes_in,
         bytes_out=run.results.bytes_out,
         lateness=most(run.contributions.lateness.waited),
-        lost=[rank for rank, _ in disconnected],
+        disconnected=[rank for rank, _ in disconnected],
         waiting=[_waiting(round_, now) for round_ in waiting],
     )
 

@@ -126,8 +126,8 @@ class Config:
     credit: int = _option(
         "4MiB",
         "Window of one worker on a lane: the bytes that the worker may send before the lane "
-        "answers. Bytes of the round that the lane has granted do not count. If memory is short, "
-        "the window is smaller.",
+        "answers. The oldest open round has a second window, which does not count here. If memory "
+        "is short, the window is smaller.",
         parse_size,
         least=4096,
         most=1 << 30,
@@ -203,8 +203,8 @@ class Config:
     max_reducers: int = _option(
         "512",
         "Maximum number of reducers that one job may use. When one of them is lost or comes back, "
-        "every lane takes in a new route, which takes 0.4 us for each reducer of the job, and no "
-        "other job has its turn meanwhile.",
+        "every lane switches to a new route: 0.4 us for each reducer of the job, in which no other "
+        "job has its turn.",
         parse_int,
         least=1,
         most=MAX_REDUCERS,

@@ -1,7 +1,8 @@
 """Combines the reports of the lanes of many reducers: each reducer, each run, each late rank.
 
-All lanes of all reducers see the same rounds at the same time. For times and numbers of rounds the
-largest value of all lanes counts; only bytes are added up.
+Over the lanes of one run, bytes are added up. Of times and numbers of rounds the largest value
+counts, because most rounds have chunks on every lane. (Of many rounds of one chunk, the largest
+value counts a part.)
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ class RankStatus:
     """How late a rank is.
 
     At least half of the ranks waited for this rank for `waited` seconds, which is the `share` of
-    the run's time. The reducers in `lost_by` have no connection of the rank. `absent_from` is the
-    oldest round that waits for the rank now.
+    the run's time. The rank has no connection to the reducers in `disconnected_from`.
+    `absent_from` is the oldest round that waits for the rank now.
     """
 
     rank: int
     waited: float = 0.0
     share: float = 0.0
-    lost_by: list[str] = field(default_factory=list)
+    disconnected_from: list[str] = field(default_factory=list)
     absent_from: Wait | None = None
 
 
@@ -76,10 +77,10 @@ class RankStatus:
 class RunStatus:
     """One run of a job.
 
-    `ranks` has the ranks that others waited for, the latest first. `title` is the job's name; for a
-    group it also has the group's name, since each group numbers its ranks from 0. `joined` counts
-    the workers while the run is forming, and is None afterwards; `absent` has the ranks that have
-    not joined yet.
+    `ranks` has the ranks that others waited for, the longest wait first. `title` is the job's
+    name; for a group it also has the group's name, since each group numbers its ranks from 0.
+    `joined` counts the workers while the run is forming, and is None afterwards; `absent` has the
+    ranks that have not joined yet.
     """
 
     job: str
@@ -168,9 +169,9 @@ def _run(parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
     for address, lane in parts:
         for rank, waited in lane["lateness"]:
             of(rank).waited = max(of(rank).waited, waited)
-        for rank in lane["lost"]:
-            if address not in of(rank).lost_by:
-                of(rank).lost_by.append(address)
+        for rank in lane["disconnected"]:
+            if address not in of(rank).disconnected_from:
+                of(rank).disconnected_from.append(address)
         for rank, wait in _waits(lane["waiting"]):
             known = of(rank).absent_from
             if known is None or known.seconds < wait.seconds:

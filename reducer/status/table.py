@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from reducer.columns import aligned
+from reducer.status.late_ranks import RANKS_SHOWN, is_late
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
 
-# A rank is listed as late if the others waited for it for at least this share of the run's time.
-_LEAST_SHARE = 0.01
-_RANKS_SHOWN = 8
 NO_RUN = "no job is running"
 
 
@@ -46,15 +44,15 @@ def _run(run: RunStatus) -> Iterator[str]:
     yield f"job {run.title!r}{run_text(run)}"
     if run.joined is not None:
         return
-    late = [r for r in run.ranks if r.share >= _LEAST_SHARE or r.lost_by or r.absent_from]
+    late = [rank for rank in run.ranks if is_late(rank)]
     if not late:
         yield "  nobody is late"
         return
     head = ("RANK", "WAITED FOR", "SHARE", "  NOW")
     rows = [(str(r.rank), duration(r.waited), f"{r.share:.0%}", "  " + now_text(r)) for r in late]
-    yield from (f"  {line}" for line in aligned([head, *rows[:_RANKS_SHOWN]], left=(3,)))
-    if len(rows) > _RANKS_SHOWN:
-        yield f"  and {len(rows) - _RANKS_SHOWN} more (--json has them)"
+    yield from (f"  {line}" for line in aligned([head, *rows[:RANKS_SHOWN]], left=(3,)))
+    if len(rows) > RANKS_SHOWN:
+        yield f"  and {len(rows) - RANKS_SHOWN} more (--json has them)"
 
 
 def run_text(run: RunStatus) -> str:
@@ -69,8 +67,8 @@ def run_text(run: RunStatus) -> str:
 def now_text(rank: RankStatus) -> str:
     """What is wrong with the rank now; "" if nothing is."""
     texts = []
-    if rank.lost_by:
-        texts.append(f"not connected to {', '.join(rank.lost_by)}")
+    if rank.disconnected_from:
+        texts.append(f"not connected to {', '.join(rank.disconnected_from)}")
     if rank.absent_from is not None:
         wait = rank.absent_from
         texts.append(f"absent for {duration(wait.seconds)} from {wait.key!r} round {wait.round}")
@@ -79,8 +77,8 @@ def now_text(rank: RankStatus) -> str:
 
 def _ranks_text(ranks: Sequence[int]) -> str:
     """The first few ranks, and how many more there are."""
-    shown = ", ".join(str(rank) for rank in ranks[:_RANKS_SHOWN])
-    more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
+    shown = ", ".join(str(rank) for rank in ranks[:RANKS_SHOWN])
+    more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
 
 

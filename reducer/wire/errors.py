@@ -85,7 +85,7 @@ class UnavailableError(ProtocolError):
 
 
 class RoundError(ReductionError):
-    """A round, or all rounds of a job, cannot be completed."""
+    """A round, or all rounds of a run, cannot be completed."""
 
 
 # The errors that a peer can cause. Code that handles peers catches only these, so that bugs are

@@ -219,7 +219,7 @@ class Storm:
     def check_nothing_is_left(self) -> None:
         for rank, state in enumerate(self.cluster.states):
             assert state.error is None, (self.seed, rank, state.error)
-            assert state.counters()["staging_bytes"] == 0, (self.seed, rank, state.counters())
+            assert state.counters()["copy_bytes"] == 0, (self.seed, rank, state.counters())
         assert self.cluster.held == 0, f"seed {self.seed}: lanes hold buffers"
 
 

@@ -63,7 +63,7 @@ const char* check_length(uint8_t kind, uint32_t length) {
     case kBye:
     case kGrant:
     case kDescribe:
-      return length == 0 ? nullptr : "a payload in a frame that has none";
+      return length == 0 ? nullptr : "a payload in a frame of a kind that has none";
     default:
       return "an unknown kind of frame";
   }

@@ -145,14 +145,14 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
   const uint32_t chunks = round->plan.chunks();
   for (uint32_t i = 0; i < chunks; ++i) {
     const uint32_t chunk = rotated(i, chunks, reducers, options.rank);
-    Staged staged =
-        stage(*round, chunk, options.rank, submission.source, submission.target, state_.pool.get());
-    const bool small = chunks == 1 && staged.length <= kSmallBytes;
+    ChunkCopy copy = copy_chunk(*round, chunk, options.rank, submission.source, submission.target,
+                                state_.pool.get());
+    const bool small = chunks == 1 && copy.length <= kSmallBytes;
     std::unique_lock<std::mutex> io(io_mutex_, std::defer_lock);
     bool sleeps = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      state_.ready(round, chunk, std::move(staged));
+      state_.ready(round, chunk, std::move(copy));
       if (small) {
         (void)io.try_lock();
       } else {

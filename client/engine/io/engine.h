@@ -9,7 +9,7 @@
 //  - `io_mutex_` guards all I/O. Only its holder uses Connections (sockets, Receivers and Senders),
 //    passes received frames to State, and finishes operations. (Exception: abort() of an engine
 //    that never started.) The holder reads and writes payloads without `mutex_`. This is safe: a
-//    target is valid until its operation is finished, and a Sender holds a reference to the staging
+//    target is valid until its operation is finished, and a Sender holds a reference to the copied
 //    memory that it sends. A Change of State may finish operations whose results are arriving;
 //    before it releases `mutex_`, the Receivers let go of their targets.
 //  - State uses no Connection. It takes and returns frames as values, in batches: one batch is one
@@ -30,7 +30,8 @@
 //    notices such work at its next tick at the latest.
 //  - A thread that finishes the driver's operation wakes the driver. The engine thread does not
 //    enter epoll_wait while a driver sleeps there, because it could take that wake-up.
-//  - Any thread may submit. It calls State::submit and State::ready under `mutex_`, and stage()
+//  - Any thread may submit. It calls State::submit and State::ready under `mutex_`, and
+//  copy_chunk()
 //    without. Chunks become ready one by one, so that the first are sent while the rest are copied.
 //    Chunks of a lent source are copied by the thread that sends them.
 //  - Lock order: thread_mutex_, driver_mutex_, io_mutex_, mutex_, and then at most one of

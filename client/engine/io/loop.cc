@@ -258,21 +258,21 @@ void Engine::pump_kicked(double now) {
   for (Connection* c : due_) pump(c, now);
 }
 
-// Takes the next frames from State. Stages a chunk first if it has to be.
+// Takes the next frames from State. Copies a chunk first if it has to be copied.
 void Engine::fill(Connection* c, double now) {
-  std::optional<Unstaged> next;
-  Staged staged;
+  std::optional<ChunkToCopy> next;
+  ChunkCopy copy;
   batch_.clear();  // not empty if memory ran out
   do {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (next) state_.ready(next->round, next->chunk, std::exchange(staged, {}));
+      if (next) state_.ready(next->round, next->chunk, std::exchange(copy, {}));
       next = state_.fill(c->lane, now, &batch_);
     }
     if (next) {
       const Round& round = *next->round;
-      staged = stage(round, next->chunk, state_.options().rank, round.source, round.target,
-                     state_.pool.get());
+      copy = copy_chunk(round, next->chunk, state_.options().rank, round.source, round.target,
+                        state_.pool.get());
     }
   } while (next);
   c->sender.add(&batch_);

@@ -92,4 +92,6 @@ bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, 
   }
 }
 
+bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
+
 }  // namespace ors

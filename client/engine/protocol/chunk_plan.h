@@ -72,4 +72,7 @@ class ChunkPlan {
 bool sends_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, uint32_t rank);
 bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, uint32_t rank);
 
+// Whether the collective sums nothing.
+bool moves_only(uint8_t collective);
+
 }  // namespace ors

@@ -39,7 +39,7 @@ void Comparisons::begin_due(double now) {
     round->comparison = std::move(comparison);
     for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
       rounds_.ready(round, chunk,
-                    stage(*round, chunk, run_.options.rank, s.source, s.target, &pool_));
+                    copy_chunk(*round, chunk, run_.options.rank, s.source, s.target, &pool_));
     }
   }
 }

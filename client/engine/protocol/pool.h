@@ -1,5 +1,5 @@
-// Pool of staging memory. Buffers are reused, because page faults of fresh memory cost more than
-// the copy.
+// Pool of memory for copies of chunks. Buffers are reused, because page faults of fresh memory cost
+// more than the copy.
 #pragma once
 
 #include <array>

@@ -52,7 +52,7 @@ std::optional<Failure> Recovery::welcomed(Lane* lane, double now) {
     suspicions_.suspect(lane, "it was restarted and has lost its state of the run", now);
   }
   streams_.resend_control(lane, now);
-  route_maker_.decide(now);
+  failover_.decide(now);
   return std::nullopt;
 }
 

@@ -14,13 +14,13 @@ namespace ors {
 class Recovery {
  public:
   Recovery(Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
-           Suspicions* suspicions, RouteMaker* route_maker)
+           Suspicions* suspicions, Failover* failover)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
         streams_(*streams),
         suspicions_(*suspicions),
-        route_maker_(*route_maker) {}
+        failover_(*failover) {}
 
   void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
   void closed(Lane* lane, const std::string& why, double now);
@@ -41,7 +41,7 @@ class Recovery {
   const CurrentRoute& current_route_;
   Streams& streams_;
   Suspicions& suspicions_;
-  RouteMaker& route_maker_;
+  Failover& failover_;
   uint64_t reconnects_ = 0;
 };
 

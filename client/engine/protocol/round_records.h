@@ -25,11 +25,11 @@ struct KeyLane;
 constexpr uint32_t kNoShare = ~uint32_t{0};
 
 struct Chunk {
-  // State of sending to the present owner. kCopying: not yet copied to staging memory.
+  // State of sending to the present owner. kCopying: not yet copied.
   enum class State : uint8_t { kCopying, kReady, kSent };
   enum class Charge : uint8_t { kNone, kCredit, kGrant };
 
-  BufferRef staging;  // kept until the chunk is stable
+  BufferRef copy;  // kept until the chunk is stable
   uint32_t length = 0;
   uint32_t crc = 0;
   uint32_t share = 0;  // index in Round::shares; kNoShare: stable before its stream moved
@@ -54,7 +54,7 @@ struct Share {
 
   Chunk& chunk(size_t index) const;
   bool ready() const;            // the next chunk may be sent
-  bool to_stage() const;         // the next chunk must be staged by its sender first
+  bool to_copy() const;          // its sender must copy the next chunk first
   bool next_is_charged() const;  // the next chunk is a retransmit, charged already
   bool all_sent() const { return sent == chunks.size(); }
   bool all_held() const { return prefix == chunks.size(); }
@@ -70,7 +70,7 @@ struct Round {
   KeyRecord* key = nullptr;
   uint64_t number = 0;
   // The caller's memory; valid until the operation is done. `source` is set only if it is lent or
-  // is the target (an in-place all-reduce). Then a chunk is staged just before it is sent.
+  // is the target (an in-place all-reduce). Then a chunk is copied just before it is sent.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   OperationRef operation;
@@ -101,7 +101,7 @@ inline bool Share::next_is_charged() const {
   return !all_sent() && chunk(sent).charge != Chunk::Charge::kNone;
 }
 
-inline bool Share::to_stage() const {
+inline bool Share::to_copy() const {
   return round->source != nullptr && !all_sent() && chunk(sent).state == Chunk::State::kCopying;
 }
 

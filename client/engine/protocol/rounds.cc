@@ -131,12 +131,12 @@ void Rounds::undo_share_out(const Round& round) {
   }
 }
 
-void Rounds::ready(const RoundRef& round, uint32_t index, Staged staged) {
+void Rounds::ready(const RoundRef& round, uint32_t index, ChunkCopy copy) {
   if (round->over) return;
   Chunk& chunk = round->chunks[index];
-  chunk.staging = std::move(staged.buffer);
-  chunk.length = staged.length;
-  chunk.crc = staged.crc;
+  chunk.copy = std::move(copy.buffer);
+  chunk.length = copy.length;
+  chunk.crc = copy.crc;
   chunk.state = Chunk::State::kReady;
   lanes_.kick(round->shares[chunk.share]->lane);
 }
@@ -188,7 +188,7 @@ void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) 
     settle(round.get(), index);
     chunk.held = true;
     chunk.state = Chunk::State::kSent;
-    chunk.staging.reset();
+    chunk.copy.reset();
   }
   finish(round.get(), failure);
   for (Lane* lane : lanes_.all()) {
@@ -245,7 +245,7 @@ void Rounds::advance_stable(KeyLane* entry, uint64_t stable) {
       Chunk& chunk = round->chunks[index];
       settle(round, index);
       chunk.state = Chunk::State::kSent;  // never to be sent again
-      chunk.staging.reset();
+      chunk.copy.reset();
     }
     share->advance();
     if (!share->all_freed()) break;
@@ -282,7 +282,7 @@ void Rounds::fail_all(const Failure& cause) {
     own.key = round->operation->key();
     own.round = static_cast<int64_t>(round->number);
     finish(round.get(), own);
-    for (Chunk& chunk : round->chunks) chunk.staging.reset();
+    for (Chunk& chunk : round->chunks) chunk.copy.reset();
   }
   live_rounds_ = 0;
   keys_.clear();

@@ -1,7 +1,7 @@
 // Owns the rounds from submission until they are stable: divides a round's chunks among the lanes
 // that own them, releases their credit on an answer, and frees them when they are stable.
 //
-// Law: the staging copy of a contribution is kept until its chunk is stable, because a new owner
+// Law: the copy of a contribution is kept until its chunk is stable, because a new owner
 // may need it again. This holds even after the caller's operation has finished. It does not hold
 // for abandoned rounds, whose copies are freed at once.
 #pragma once
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "protocol/chunk_copy.h"
 #include "protocol/current_route.h"
 #include "protocol/digest.h"
 #include "protocol/keys.h"
@@ -37,7 +38,7 @@ class Rounds {
   // If it returns a failure or throws std::bad_alloc, no round was opened.
   std::optional<Failure> open(const Submission& submission, double now, RoundRef* round);
   // The chunk's bytes are ready to be sent.
-  void ready(const RoundRef& round, uint32_t chunk, Staged staged);
+  void ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy);
   // Returns the chunk's charge to the lane's credit or grant.
   void settle(Round* round, uint32_t chunk);
   // Finishes the caller's operation, once. The round itself stays until it is stable.

@@ -16,14 +16,14 @@ constexpr uint64_t kRoundInFlightChunks = 4;
 
 }  // namespace
 
-std::optional<Unstaged> Sending::fill(Lane* lane, double now, OutgoingBatch* batch) {
+std::optional<ChunkToCopy> Sending::fill(Lane* lane, double now, OutgoingBatch* batch) {
   const auto more = [&] { return !run_.over() && run_.joined && lane->usable() && batch->room(); };
-  const Share* unstaged = nullptr;
+  const Share* uncopied = nullptr;
   while (more()) {
     bool on_grant = false;
     Share* share = lane->control.empty() ? next_share(lane, &on_grant) : nullptr;
-    if (share != nullptr && share->to_stage()) {
-      unstaged = share;
+    if (share != nullptr && share->to_copy()) {
+      uncopied = share;
       break;
     }
     if (share != nullptr) positions_.queue_key(share->key_lane, now);
@@ -36,16 +36,16 @@ std::optional<Unstaged> Sending::fill(Lane* lane, double now, OutgoingBatch* bat
       break;
     }
   }
-  if (unstaged == nullptr && more()) describe_waiting(lane, now);
+  if (uncopied == nullptr && more()) describe_waiting(lane, now);
   // Before the join and after the end, only control frames are sent.
   while (!lane->control.empty() && batch->room()) {
     batch->add(std::move(lane->control.front()));
     lane->control.pop_front();
   }
   if (!batch->empty()) lane->last_sent = now;
-  if (!batch->empty() || unstaged == nullptr) return std::nullopt;
-  const auto& rounds = unstaged->key_lane->key->rounds;
-  return Unstaged{rounds.at(unstaged->round->number), unstaged->chunks[unstaged->sent]};
+  if (!batch->empty() || uncopied == nullptr) return std::nullopt;
+  const auto& rounds = uncopied->key_lane->key->rounds;
+  return ChunkToCopy{rounds.at(uncopied->round->number), uncopied->chunks[uncopied->sent]};
 }
 
 // Returns the share whose next chunk may be sent now. First come retransmits after an ended
@@ -55,7 +55,7 @@ std::optional<Unstaged> Sending::fill(Lane* lane, double now, OutgoingBatch* bat
 Share* Sending::next_share(Lane* lane, bool* on_grant) {
   const auto sendable = [](const Share* share) {
     const KeyLane* entry = share->key_lane;
-    const bool can_be = share->ready() || share->to_stage();
+    const bool can_be = share->ready() || share->to_copy();
     return can_be && entry->shares[entry->first_unsent] == share;
   };
   const auto cost = [](const Share* share) {
@@ -80,7 +80,7 @@ Share* Sending::next_share(Lane* lane, bool* on_grant) {
     return share->unanswered < limit;
   };
   for (const Lane::Queued& queued : queue) {
-    if (!sendable(queued.share)) continue;  // sent on a grant, or not staged yet
+    if (!sendable(queued.share)) continue;  // sent on a grant, or not copied yet
     if (!below_limit(queued.share)) continue;
     *on_grant = false;
     return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
@@ -147,7 +147,7 @@ void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now, Out
   header.done = entry->done;
   header.length = chunk.length;
   header.payload_crc = chunk.crc;
-  batch->add(header, chunk.staging);
+  batch->add(header, chunk.copy);
   entry->used_at = now;
   positions_.mark_reported(entry);
   share->advance();

@@ -13,8 +13,8 @@
 
 namespace ors {
 
-// A chunk that is due and not staged: the thread that sends it must copy its bytes first.
-struct Unstaged {
+// A chunk that is due and not copied: the thread that sends it must copy its bytes first.
+struct ChunkToCopy {
   RoundRef round;
   uint32_t chunk = 0;
 };
@@ -29,7 +29,8 @@ class Sending {
         keys_(*keys),
         positions_(*positions) {}
 
-  std::optional<Unstaged> fill(Lane* lane, double now, OutgoingBatch* batch);  // see State::fill()
+  std::optional<ChunkToCopy> fill(Lane* lane, double now,
+                                  OutgoingBatch* batch);  // see State::fill()
   void on_grant(Lane* lane, const Header& header);
 
   uint64_t unanswered_max() const { return unanswered_max_; }

@@ -193,7 +193,7 @@ void State::tick(double now) {
     suspicions_.watch_lanes(now);
     suspicions_.watch_reducers(now);
     lost_ranks_.watch(now);
-    route_maker_.decide(now);
+    failover_.decide(now);
   }
   for (Lane* lane : lanes_.all()) positions_.keep_alive(lane, now);
   keys_.forget_idle(now);
@@ -282,7 +282,7 @@ std::map<std::string, uint64_t> State::counters() const {
     queued += lane->queue.size();
     unanswered += lane->credit.used + lane->grant.used;
   }
-  return {{"staging_bytes", pool->used_bytes()},
+  return {{"copy_bytes", pool->used_bytes()},
           {"pool_idle_bytes", pool->idle_bytes()},
           {"open_rounds", rounds_.open_rounds()},
           {"live_rounds", rounds_.live_rounds()},

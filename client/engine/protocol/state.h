@@ -16,7 +16,7 @@
 //   Comparisons   starts the rounds that compare the digests of all ranks
 //   Sending       chooses the next frame of a lane, within credit and grants
 //   Streams       moves streams: to new owners on a new route, to a lane's new connection
-//   RouteMaker    rank 0 only: decides which reducers are out or in
+//   Failover      rank 0 only: decides which reducers are out or in
 //   Suspicions    detects reducers that this worker cannot reach
 //   LostRanks     detects ranks that the reducers cannot reach, or that have left
 //   Recovery      handles errors and disconnects of lanes; reconnects
@@ -80,11 +80,11 @@ class State {
   }
   // If it returns a failure or throws std::bad_alloc, nothing was submitted.
   std::optional<Failure> submit(const Submission& submission, double now, RoundRef* round);
-  // The chunk's bytes are ready to be sent. The caller stages the chunks of a round for one lane in
-  // ascending order. With Round::source set, to_stage() says when to stage a chunk; otherwise the
-  // submitter stages all chunks right after submit().
-  void ready(const RoundRef& round, uint32_t chunk, Staged staged) {
-    rounds_.ready(round, chunk, std::move(staged));
+  // The chunk's bytes are ready to be sent. The caller copies the chunks of a round for one lane in
+  // ascending order. With Round::source set, to_copy() says when to copy a chunk; otherwise the
+  // submitter copies all chunks right after submit().
+  void ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy) {
+    rounds_.ready(round, chunk, std::move(copy));
   }
 
   // --- received frames ---
@@ -99,8 +99,8 @@ class State {
 
   // --- frames to send ---
   // Adds the next frames to the batch, which must be empty. If it adds nothing, it may return a
-  // chunk that must be staged before it can be added.
-  std::optional<Unstaged> fill(Lane* lane, double now, OutgoingBatch* batch) {
+  // chunk that must be copied before it can be added.
+  std::optional<ChunkToCopy> fill(Lane* lane, double now, OutgoingBatch* batch) {
     return sending_.fill(lane, now, batch);
   }
   // Lane::kicked marks the lanes that may have something to send; this clears all marks.
@@ -154,10 +154,10 @@ class State {
   Comparisons comparisons_{&run_, &rounds_, pool.get()};
   Sending sending_{&run_, &lanes_, &current_route_, &keys_, &positions_};
   Streams streams_{&run_, &lanes_, &current_route_, &keys_, &positions_, &rounds_};
-  RouteMaker route_maker_{&run_, &lanes_, &current_route_, &streams_, &reports_};
-  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &route_maker_};
+  Failover failover_{&run_, &lanes_, &current_route_, &streams_, &reports_};
+  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &failover_};
   LostRanks lost_ranks_{&run_, &lanes_, &current_route_, &rounds_};
-  Recovery recovery_{&run_, &lanes_, &current_route_, &streams_, &suspicions_, &route_maker_};
+  Recovery recovery_{&run_, &lanes_, &current_route_, &streams_, &suspicions_, &failover_};
   Joining joining_{&run_, &lanes_, &current_route_, &rounds_, &streams_, &suspicions_, &recovery_};
   double started_at_ = -1;
   double stable_at_ = -1;  // while leaving: when all rounds became stable

@@ -33,7 +33,7 @@ class Streams {
   // Returns the lane and makes sure that its connection is opened.
   Lane* want(uint32_t reducer, uint32_t number);
   void open_again(Lane* lane);  // closes the lane for good if it is no longer needed
-  // Resets all that belonged to the lane's ended connection. Unacknowledged contributions are
+  // Resets all that belonged to the lane's ended connection. Unanswered contributions are
   // queued again.
   void reset_connection(Lane* lane);
   // Sends again the control frames that the ended connection may not have delivered.

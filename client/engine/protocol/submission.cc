@@ -1,16 +1,11 @@
 #include "protocol/submission.h"
 
-#include <cstring>
 #include <limits>
 
-#include "codec/cast.h"
-#include "codec/crc.h"
 #include "codec/msgpack.h"
 
 namespace ors {
 namespace {
-
-bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
 
 // Elements of this rank's source and target.
 uint64_t source_count(const Descriptor& d, uint32_t rank, uint32_t world_size) {
@@ -83,36 +78,6 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
   }
   return check_buffer("target", s.target != nullptr, s.target_bytes,
                       target_count(d, options.world_size), item, !barrier && !root);
-}
-
-Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* from, uint8_t* to,
-             Pool* pool) {
-  const Descriptor& d = round.descriptor;
-  const Range range = round.plan.range(chunk);
-  const size_t item = d.wide ? sizeof(float) : round.plan.item_bytes();
-  const bool scatters = d.collective == kReduceScatter;
-  const uint64_t first = (scatters ? range.vector * round.plan.count() : 0) + range.offset;
-  Staged staged;
-  if (range.elements == 0 || !sends_bytes(d, round.plan, chunk, rank)) return staged;
-  const uint8_t* source = from + first * item;
-  staged.length = round.plan.bytes(chunk);
-  staged.buffer = pool->take(staged.length);
-  if (d.wide) {
-    staged.crc = narrow_crc32c(d.dtype, reinterpret_cast<const float*>(source), staged.buffer->data,
-                               range.elements);
-  } else {
-    staged.crc = copy_crc32c(staged.buffer->data, source, staged.length);
-  }
-  if (moves_only(d.collective) && to != nullptr) {  // no lane sends these back
-    const uint64_t start = d.collective == kAllGather ? range.vector * round.plan.count() : 0;
-    uint8_t* own = to + (start + range.offset) * item;
-    if (d.wide) {  // rounded to the 16-bit type, as on the other ranks
-      widen(d.dtype, staged.buffer->data, reinterpret_cast<float*>(own), range.elements);
-    } else {
-      std::memcpy(own, staged.buffer->data, staged.length);
-    }
-  }
-  return staged;
 }
 
 }  // namespace ors

@@ -1,4 +1,4 @@
-// A caller's submission, its checks, and the copy of its chunks to staging memory.
+// A caller's submission and its checks.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,6 @@
 
 #include "protocol/chunk_plan.h"
 #include "protocol/operation.h"
-#include "protocol/pool.h"
-#include "protocol/round_records.h"
 #include "protocol/run.h"
 
 namespace ors {
@@ -29,17 +27,5 @@ struct Submission {
 
 // Returns nullopt, or the rule that the submission breaks. Depends on no state.
 std::optional<std::string> check_submission(const Submission& submission, const Options& options);
-
-struct Staged {
-  BufferRef buffer;  // null: an empty frame
-  uint32_t length = 0;
-  uint32_t crc = 0;
-};
-
-// Copies one chunk of the source into staging memory; casts and computes the CRC in the same pass.
-// For broadcast and all-gather also copies this rank's own bytes into the target, because no lane
-// sends them back. Takes no lock of the engine and reads no State, so any thread may call it.
-Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* source,
-             uint8_t* target, Pool* pool);
 
 }  // namespace ors

@@ -101,8 +101,8 @@ class BytesLoop {
     while (const auto next = state.fill(lane, now, &batch)) {
       const Round& round = *next->round;
       state.ready(next->round, next->chunk,
-                  stage(round, next->chunk, state.options().rank, round.source, round.target,
-                        state.pool.get()));
+                  copy_chunk(round, next->chunk, state.options().rank, round.source, round.target,
+                             state.pool.get()));
     }
     sender->add(&batch);
   }

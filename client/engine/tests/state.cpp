@@ -107,7 +107,8 @@ struct Cluster {
     ors::RoundRef round;
     CHECK(!state->submit(s, now, &round));
     for (uint32_t c = 0; c < round->plan.chunks(); ++c) {
-      state->ready(round, c, ors::stage(*round, c, rank, s.source, s.target, state->pool.get()));
+      state->ready(round, c,
+                   ors::copy_chunk(*round, c, rank, s.source, s.target, state->pool.get()));
     }
     return round->operation;
   }
@@ -148,7 +149,7 @@ void test_sums_and_stability() {
   for (const TinyLane& lane : cluster.lanes) CHECK(lane.unanswered_max() <= kCredit);
   cluster.pass(0.5);
   for (const ors::State* state : cluster.states) {
-    CHECK(state->counters().at("staging_bytes") == 0);
+    CHECK(state->counters().at("copy_bytes") == 0);
     CHECK(state->counters().at("live_rounds") == 0);
   }
   cluster.pass(2);
@@ -182,7 +183,7 @@ void test_refusal() {
   for (const Call& call : calls) CHECK(call.operation->done() && !call.operation->failure());
   cluster.pass(0.5);
   for (const ors::State* state : cluster.states) {
-    CHECK(state->counters().at("staging_bytes") == 0);
+    CHECK(state->counters().at("copy_bytes") == 0);
     CHECK(state->counters().at("unanswered") == 0);
   }
 }
@@ -210,7 +211,7 @@ void test_submission_without_memory(bool fresh) {
     CHECK(allocation_failed() == refused);
     if (!refused) return;
     CHECK(round == nullptr);
-    for (const char* name : {"open_rounds", "live_rounds", "queued", "staging_bytes"}) {
+    for (const char* name : {"open_rounds", "live_rounds", "queued", "copy_bytes"}) {
       CHECK(state->counters().at(name) == before.at(name));
     }
     const auto calls = call_all(&cluster, key, 60001);
@@ -252,7 +253,7 @@ void test_disconnected_lanes() {
   for (const TinyLane& lane : cluster.lanes) duplicates += lane.duplicates();
   CHECK(duplicates == state->counters().at("resent"));
   cluster.pass(0.5);
-  CHECK(state->counters().at("staging_bytes") == 0);
+  CHECK(state->counters().at("copy_bytes") == 0);
   CHECK(state->counters().at("unanswered") == 0);
 }
 

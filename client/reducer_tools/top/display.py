@@ -8,14 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reducer.status.late_ranks import RANKS_SHOWN, is_late
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
 from reducer.status.table import NO_RUN, amount, duration, now_text, run_text
 from reducer_tools.top.rates import Change
 
-# A rank below these fractions of the time since the last look and of the run is not late.
+# A rank is late now if the others waited for it for at least this share of the time since the last
+# look.
 _LEAST_NOW = 0.05
-_LEAST_SHARE = 0.01
-_RANKS_SHOWN = 8
 _BAR = 12
 
 
@@ -76,20 +76,15 @@ def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:
     title = Text.assemble(("job ", ""), (repr(run.title), "bold"), (run_text(run), ""))
     if run.joined is not None:
         return [title]
-    late = [rank for rank in run.ranks if _is_late(rank, waits.get(rank.rank, 0.0))]
+    late = [rank for rank in run.ranks if is_late(rank) or waits.get(rank.rank, 0.0) >= _LEAST_NOW]
     if not late:
         return [title, Text("  nobody is late")]
     late.sort(key=lambda rank: waits.get(rank.rank, 0.0), reverse=True)
     table = _table("  RANK", "LATE NOW", "", "WAITED FOR", "SHARE", "NOW", left=0)
-    for rank in late[:_RANKS_SHOWN]:
+    for rank in late[:RANKS_SHOWN]:
         table.add_row(*_rank(rank, waits.get(rank.rank, 0.0)))
-    more = [Text(f"  and {len(late) - _RANKS_SHOWN} more")] if len(late) > _RANKS_SHOWN else []
+    more = [Text(f"  and {len(late) - RANKS_SHOWN} more")] if len(late) > RANKS_SHOWN else []
     return [title, table, *more]
-
-
-def _is_late(rank: RankStatus, now: float) -> bool:
-    gone = bool(rank.lost_by) or rank.absent_from is not None
-    return gone or now >= _LEAST_NOW or rank.share >= _LEAST_SHARE
 
 
 def _rank(rank: RankStatus, now: float) -> list[Text]:

@@ -101,7 +101,7 @@ def share_of(limit: int, records: int = LEAST_RECORDS, frames: int = LEAST_FRAME
 
 
 def _limit(share: int, records: int, frames: int) -> int:
-    """The credit that a share allows: the inverse of `share_of`."""
+    """How many unanswered bytes (credit + grant) a share allows: the inverse of `share_of`."""
     return (share - records - _stable(records) - frames) * 32 // 33
 
 

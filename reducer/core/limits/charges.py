@@ -40,7 +40,7 @@ MARK: Final = 128
 # A rank's debt in a void round.
 OWED: Final = 224
 # A rank's own descriptor, if the ranks disagree.
-WORD: Final = 224
+OWN_DESCRIPTOR: Final = 224
 # One plan that the job keeps, with its place in the table.
 PLAN: Final = 512
 # A text without its characters.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from reducer.core.surface.settings import LaneSettings
 from reducer.wire.errors import QuotaError
 
 # A worker has one connection, and perhaps old ones that have not ended yet.
@@ -94,29 +95,33 @@ class MostConnections:
         )
 
 
-def too_many_runs_in_all(runs: int) -> QuotaError:
-    return QuotaError(
-        f"this reducer serves {runs} runs already, its limit for all jobs (--max-total-runs): "
-        "raise it; each group of a job's workers is a run"
-    )
+def check_new_run(
+    settings: LaneSettings, job: str, reducers: int, all_runs: int, job_runs: int, ended: int
+) -> None:
+    """Raises QuotaError if the job may not have one more run.
 
-
-def too_many_runs(job: str, runs: int) -> QuotaError:
-    return QuotaError(
-        f"job {job!r} has {runs} runs on this reducer, the limit for one job (--max-runs): raise "
-        "it, or end some of them; each group of the job's workers is a run"
-    )
-
-
-def too_many_reducers(job: str, reducers: int, limit: int) -> QuotaError:
-    return QuotaError(
-        f"job {job!r} names {reducers:,} reducers, the limit for one job is {limit:,} "
-        "(--max-reducers): name fewer, or raise the limit on each reducer"
-    )
-
-
-def too_many_ended(job: str, runs: int) -> QuotaError:
-    return QuotaError(
-        f"job {job!r} has {runs:,} runs that have ended and are not forgotten yet, the limit for "
-        "one job (four times --max-runs): try again soon, and begin fewer runs a second"
-    )
+    The lane has `all_runs` runs, of which the job has `job_runs`. `ended` runs of the job have
+    ended and are not forgotten yet.
+    """
+    if reducers > settings.max_reducers:
+        raise QuotaError(
+            f"job {job!r} names {reducers:,} reducers, the limit for one job is "
+            f"{settings.max_reducers:,} (--max-reducers): name fewer, or raise the limit on each "
+            "reducer"
+        )
+    if all_runs >= settings.max_total_runs:
+        raise QuotaError(
+            f"this reducer serves {settings.max_total_runs} runs already, its limit for all jobs "
+            "(--max-total-runs): raise it; each group of a job's workers is a run"
+        )
+    if job_runs >= settings.max_runs:
+        raise QuotaError(
+            f"job {job!r} has {settings.max_runs} runs on this reducer, the limit for one job "
+            "(--max-runs): raise it, or end some of them; each group of the job's workers is a run"
+        )
+    if ended >= ENDED_PER_RUN * settings.max_runs:
+        raise QuotaError(
+            f"job {job!r} has {ENDED_PER_RUN * settings.max_runs:,} runs that have ended and are "
+            "not forgotten yet, the limit for one job (four times --max-runs): try again soon, and "
+            "begin fewer runs a second"
+        )

@@ -7,14 +7,10 @@ from typing import Final
 
 from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.quotas import (
-    ENDED_PER_RUN,
     SPARE_CONNECTIONS,
     MostConnections,
     allowed_connections,
-    too_many_ended,
-    too_many_reducers,
-    too_many_runs,
-    too_many_runs_in_all,
+    check_new_run,
 )
 from reducer.core.members.forming import Forming, forming_id
 from reducer.core.members.roster import Members, Roster, fault_text
@@ -236,16 +232,12 @@ class Joining:
         return [*out, self.pending(forming, (peer.id,))]
 
     def _check_quota(self, hello: messages.Hello) -> None:
-        roster, settings, job = self._roster, self._settings, hello.job
-        if hello.reducers > settings.max_reducers:
-            raise too_many_reducers(job, hello.reducers, settings.max_reducers)
-        if len(roster.forming) + len(roster.runs) >= settings.max_total_runs:
-            raise too_many_runs_in_all(settings.max_total_runs)
-        if self._run_count(job) >= settings.max_runs:
-            raise too_many_runs(job, settings.max_runs)
+        roster, job = self._roster, hello.job
         ended = sum(not ended.members.run.idle.is_clean for ended in roster.ended.of(job))
-        if ended >= ENDED_PER_RUN * settings.max_runs:
-            raise too_many_ended(job, ENDED_PER_RUN * settings.max_runs)
+        check_new_run(
+            self._settings, job, hello.reducers, len(roster.forming) + len(roster.runs),
+            self._run_count(job), ended,
+        )  # fmt: skip
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
         """PENDING with the absent ranks, for `sessions`."""

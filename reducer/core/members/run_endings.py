@@ -64,7 +64,8 @@ class Endings:
     def fault(self, members: Members, error: Exception) -> list[Output]:
         """End a run after an internal error or without memory: its state may be incomplete.
 
-        The run ends for every rank. The workers reconnect and send their contributions again.
+        The run ends on this lane. The workers reconnect, the run forms here again, and the workers
+        send what is not stable again.
         """
         run = members.run
         text = fault_text(error)

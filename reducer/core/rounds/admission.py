@@ -41,7 +41,7 @@ _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
 
 class Plans:
-    """The plans of a job's rounds, kept by collective, op, dtype and count."""
+    """The plans of a run's rounds, kept by collective, op, dtype and count."""
 
     def __init__(self, world_size: int, table: ChunkTable, records: Records) -> None:
         self._world_size = world_size
@@ -120,13 +120,16 @@ def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> Non
     if header.rank != rank:
         raise ProtocolError(f"a contribution of rank {header.rank} came from rank {rank}")
     if header.epoch != epoch:
-        raise ProtocolError(f"rank {rank} sent epoch {header.epoch}, the view is {epoch}")
+        raise ProtocolError(
+            f"rank {rank} sent epoch {header.epoch}, expected {epoch}, the epoch of the run"
+        )
     if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
         raise ProtocolError(f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}")
     root_limit = world_size if header.collective == BROADCAST else 1
     if header.root >= root_limit:
         raise ProtocolError(
-            f"rank {rank} named root {header.root} in a job of {world_size} workers"
+            f"rank {rank} named root {header.root}; expected 0 to {world_size - 1} for a "
+            "broadcast, and 0 for any other collective"
         )
     if header.round > MAX_ROUND:
         raise ProtocolError(f"rank {rank} sent round {header.round}, the limit is {MAX_ROUND}")

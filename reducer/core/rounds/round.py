@@ -16,8 +16,8 @@ from reducer.core.limits.charges import (
     CHUNK,
     LIST_PLACE,
     MARK,
+    OWN_DESCRIPTOR,
     ROUND,
-    WORD,
     Records,
     text_bytes,
 )
@@ -413,7 +413,7 @@ class Round(Listed):
         """Take a rank's descriptor for the verdict. Returns True if it was the last one."""
         if self.collected is None or rank in self.collected:
             return False
-        self.charge(WORD)
+        self.charge(OWN_DESCRIPTOR)
         self.collected[rank] = descriptor
         return len(self.collected) == len(self.contributed)
 

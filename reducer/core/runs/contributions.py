@@ -165,8 +165,9 @@ class Contributions:
         """The rank's first contribution to the chunk."""
         if buffer is None and header.length:
             raise ProtocolError(
-                f"rank {rank} sent a second copy of key {key.label} round {header.round} chunk "
-                f"{header.chunk} so slowly that the first is forgotten"
+                f"the second copy of key {key.label} round {header.round} chunk {header.chunk} "
+                f"from rank {rank} arrived after the lane had forgotten the first: rank {rank} must "
+                "connect again"
             )
         self._accounts.charge(rank, chunk.cost)
         chunk.contribute(rank, header.payload_crc, buffer, now)

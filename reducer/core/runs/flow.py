@@ -91,7 +91,10 @@ class Accounts:
 
 
 class Grants:
-    """Grants each rank the oldest open round, whatever the rank's unanswered cost."""
+    """Grants the oldest open round to the ranks whose credit may be used up.
+
+    So the oldest round can always proceed.
+    """
 
     def __init__(self, accounts: Accounts, open_: OpenRounds, seats: Seats, crc: Crc) -> None:
         self._accounts = accounts
@@ -213,7 +216,7 @@ class Debts:
 
 
 class Flow:
-    """The accounts of a run and all that writes in it."""
+    """The accounts of a run, its open rounds, and the grants and debts that change the accounts."""
 
     def __init__(self, limits: RankLimits, world_size: int, seats: Seats, crc: Crc) -> None:
         self.accounts = Accounts(limits, world_size)

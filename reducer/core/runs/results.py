@@ -17,8 +17,8 @@ from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 class Results:
     """`sent` counts RESULT frames, `bytes_out` their payloads, `rounds` complete rounds.
 
-    `late[rank]`: rounds in which the rank came last. `nonfinite[rank]`: chunks in which the rank is
-    the lowest whose contribution is not finite.
+    `last_ranks[rank]`: rounds in which the rank came last. `nonfinite[rank]`: chunks in which the
+    rank is the lowest whose contribution is not finite.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Results:
         self.sent = 0
         self.bytes_out = 0
         self.rounds = 0
-        self.late = [0] * terms.world_size
+        self.last_ranks = [0] * terms.world_size
         self.nonfinite = [0] * terms.world_size
         self.durations = Durations()
         self._terms = terms
@@ -62,7 +62,7 @@ class Results:
         if chunk.culprit != NO_RANK:
             self.nonfinite[chunk.culprit] += 1
         if round_.left == 0:
-            self.late[round_.last] += 1
+            self.last_ranks[round_.last] += 1
             self.rounds += 1
             self.durations.note(now - round_.opened_at)
             self._grants.end(round_, out)

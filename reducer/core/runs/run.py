@@ -145,7 +145,7 @@ class Run:
         came, sent = self.contributions, self.results
         return messages.Stats(
             came.bytes_in, sent.bytes_out, came.taken, sent.sent, came.duplicates, sent.rounds,
-            len(self.open), self.records.keys, self.held.total, most(sent.late), waiting,
+            len(self.open), self.records.keys, self.held.total, most(sent.last_ranks), waiting,
         )  # fmt: skip
 
     def drop_all(self) -> list[Output]:

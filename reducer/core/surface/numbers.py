@@ -74,7 +74,7 @@ class RunReport:
     bytes_in: int
     bytes_out: int
     lateness: Rows
-    lost: Sequence[int]
+    disconnected: Sequence[int]
     waiting: Sequence[WaitingRound]
 
 

@@ -224,8 +224,8 @@ class Server:
         refused = Counter(self._acceptor.refused)
         for lane in lanes:
             refused.update(lane.numbers.refused)
-        if late := sum(handle.late for handle in self._lanes.handles):
-            refused["late"] = late
+        if expired := sum(handle.expired for handle in self._lanes.handles):
+            refused["late"] = expired
         return Snapshot(
             tasks=len(asyncio.all_tasks()),
             monotonic_start=self._monotonic_start,

@@ -77,7 +77,10 @@ class LaneChild:
             undo.pop_all()
 
     def send(self, order: bytes, sock: socket.socket | None) -> None:
-        """Send an order, with a copy of the socket. Raises BlockingIOError if the pipe is full."""
+        """Send an order, with a copy of the socket.
+
+        Raises BlockingIOError if the socket pair is full.
+        """
         if sock is None:
             self._orders.send(order)
         else:

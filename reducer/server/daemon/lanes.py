@@ -173,17 +173,19 @@ class LaneHandle:
         return True
 
     @property
-    def late(self) -> int:
+    def expired(self) -> int:
         """How many sockets were closed because they had waited too long."""
-        return self._orders.late
+        return self._orders.expired
 
     def _close_late(self) -> None:
         loop = asyncio.get_running_loop()
-        before = self.late
+        before = self.expired
         waits = self._orders.close_late(loop.time())
         self._sweep = loop.call_later(_SWEEP_SECONDS, self._close_late) if waits else None
-        if self.late > before:
-            self._warn(f"takes no connections: {self.late:,} were closed after {WAIT_SECONDS:g} s")
+        if self.expired > before:
+            self._warn(
+                f"takes no connections: {self.expired:,} were closed after {WAIT_SECONDS:g} s"
+            )
 
     async def snapshot(self) -> LaneReport | None:
         """The lane's report, None while it has no process.

@@ -520,7 +520,7 @@ class Connection:
         """Whether a STATS may be answered: the kernel has taken the answer to the last STATS."""
         return self._sent() >= self._answer_end
 
-    def answered(self) -> None:
+    def note_stats_answer(self) -> None:
         """The last frame in the queue is the answer to a STATS."""
         self._answer_end = self.bytes_out + self.overhead
 

@@ -165,7 +165,7 @@ class LaneShell(Owner):
             return
         self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
-            connection.answered()
+            connection.note_stats_answer()
         elif kind == MessageKind.HELLO:
             self._named(connection, self._lane.job_named_by(session))
 

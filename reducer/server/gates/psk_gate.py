@@ -1,4 +1,4 @@
-"""The gate of mode psk. A newcomer that fails is cut off without an answer.
+"""The gate of mode psk. A newcomer that fails is cut off without an ERROR.
 
 After the proof, no code of this module is on the path of a frame.
 """

@@ -1,7 +1,8 @@
-"""The process of one lane, which only `reducer.server.daemon.lanes` starts.
+"""The process of one lane, which `reducer.server.daemon.lane_child` starts.
 
-It has no listener: connected sockets arrive over a socket pair, and so do orders, one byte each.
-Answers go back on a pipe, as lines of JSON. The process dies with its parent.
+It has no listener. Orders arrive over a socket pair: a letter and what belongs to the letter, such
+as a connected socket or the key. Answers go back on a pipe, as lines of JSON. The process dies with
+its parent.
 """
 
 from __future__ import annotations

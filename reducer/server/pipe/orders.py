@@ -29,7 +29,7 @@ class Orders:
     """At most ``room`` sockets wait; ``late`` counts the sockets that were closed."""
 
     def __init__(self, room: int) -> None:
-        self.late = 0
+        self.expired = 0
         self._room = room
         self._questions: deque[Order] = deque()
         self._sockets: deque[Order] = deque()
@@ -64,7 +64,7 @@ class Orders:
     def close_late(self, now: float) -> bool:
         """Close the sockets that have waited too long. Returns whether others wait."""
         while self._sockets and self._sockets[0].until <= now:
-            self.late += 1
+            self.expired += 1
             self._close(self._sockets.popleft())
         return bool(self._sockets)
 

@@ -81,7 +81,7 @@ def test_done_and_the_question_for_stats_are_repeated() -> None:
     worker.disconnect()
     assert positions(worker.back()) == {(0, 0): 1 << 24}
     worker.get(heartbeat((KEY, 1 << 24)))
-    assert worker.state.counters()["staging_bytes"] == 0
+    assert worker.state.counters()["copy_bytes"] == 0
 
 
 def test_a_result_that_was_cut_does_not_spoil_the_next_connection() -> None:

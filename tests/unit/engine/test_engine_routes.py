@@ -119,12 +119,12 @@ def test_what_is_held_but_not_stable_is_sent_to_the_new_owner() -> None:
         worker.get(result(sent.header, bytes(CHUNK)))
     assert worker.state.counters()["unanswered"] == 0
     assert target.tolist() == [7.0] * (4 * FLOATS)
-    assert worker.state.counters()["staging_bytes"] > 0
+    assert worker.state.counters()["copy_bytes"] > 0
     for slot, since in ((0, 0), (1, 1)):
         beat = Header(kind=MessageKind.HEARTBEAT, chunk=slot, route=since)
         stable = KEY.to_bytes(8, "little") + (1 << 24).to_bytes(8, "little")
         worker.get(frame(beat, stable))
-    assert worker.state.counters()["staging_bytes"] == 0
+    assert worker.state.counters()["copy_bytes"] == 0
     assert worker.state.counters()["live_rounds"] == 0
 
 

@@ -254,7 +254,7 @@ def test_of_the_rounds_that_wait_the_highest_priority_goes_first() -> None:
     assert order == [engine_parts.key_id(key) for key in "ccbbddaa"]
 
 
-def test_staging_is_kept_until_stable_and_keys_are_forgotten() -> None:
+def test_the_copy_is_kept_until_stable_and_keys_are_forgotten() -> None:
     worker = joined()
     values = np.ones(10, np.float32)
     operation = worker.submit("key", values, np.empty_like(values))
@@ -262,13 +262,13 @@ def test_staging_is_kept_until_stable_and_keys_are_forgotten() -> None:
     assert sent.payload is not None
     worker.get(result(sent.header, bytes(sent.payload)))
     assert operation.done
-    assert worker.state.counters()["staging_bytes"] > 0
+    assert worker.state.counters()["copy_bytes"] > 0
     worker.tick(0.3)
     (beat,) = worker.sent()
     assert bytes(beat.payload or b"") == heartbeat((sent.header.key, 1 << 24))[HEADER_SIZE:]
-    assert worker.state.counters()["staging_bytes"] > 0
+    assert worker.state.counters()["copy_bytes"] > 0
     worker.get(heartbeat((sent.header.key, 1 << 24)))
-    assert worker.state.counters()["staging_bytes"] == 0
+    assert worker.state.counters()["copy_bytes"] == 0
     worker.tick(1.5)
     assert worker.state.counters()["keys"] == 0
     again = worker.submit("key", values, np.empty_like(values))
@@ -288,7 +288,7 @@ def test_a_refused_round_is_abandoned_and_the_next_one_goes_on() -> None:
     )  # fmt: skip
     assert worker.kinds() == [MessageKind.ABANDON]
     counters = worker.state.counters()
-    assert (counters["staging_bytes"], counters["unanswered"]) == (0, 0)
+    assert (counters["copy_bytes"], counters["unanswered"]) == (0, 0)
     worker.submit("key", values, np.empty_like(values))
     sent = worker.sent()
     assert [f.header.round for f in sent if f.header.kind == MessageKind.CONTRIBUTION] == [1, 1]
@@ -443,7 +443,7 @@ def test_ten_thousand_keys_used_once_leave_nothing() -> None:
     cluster.settle(3.0)
     for state in cluster.states:
         counters = state.counters()
-        assert counters["keys"] == counters["staging_bytes"] == counters["live_rounds"] == 0
+        assert counters["keys"] == counters["copy_bytes"] == counters["live_rounds"] == 0
         assert counters["remembered_keys"] == 10_000
 
 

@@ -185,7 +185,7 @@ def test_every_sum_comes_whatever_happens_to_connections_and_reducers(seed: int)
         assert state.suspected == set()
         assert state.route["live"] == [1, 1, 1], storm.report()
         counters = state.counters()
-        empty = ("unanswered", "queued", "staging_bytes", "live_rounds", "keys")
+        empty = ("unanswered", "queued", "copy_bytes", "live_rounds", "keys")
         assert {name: counters[name] for name in empty} == dict.fromkeys(empty, 0)
     for state in storm.states:
         state.leave(storm.now)

@@ -143,7 +143,7 @@ def test_credit_is_whole_again_after_every_round() -> None:
     cluster.settle(3.0)
     for state in cluster.states:
         counters = state.counters()
-        assert counters["staging_bytes"] == 0
+        assert counters["copy_bytes"] == 0
         assert counters["open_rounds"] == 0
         assert counters["keys"] == 0
 

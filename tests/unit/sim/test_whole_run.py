@@ -72,4 +72,4 @@ def test_a_run_leaves_nothing_behind_however_its_streams_are_cut(cut: int) -> No
         assert (snapshot["sessions"], snapshot["forming"], snapshot["reserved_bytes"]) == (0, 0, 0)
     for state in cluster.states:
         assert state.error is None
-        assert state.counters()["staging_bytes"] == 0
+        assert state.counters()["copy_bytes"] == 0

@@ -34,7 +34,7 @@ def run(**changes: Any) -> dict[str, Any]:
     numbers = {
         "job": "bert", "run_id": "r1", "world_size": 4, "connected": 4, "left": 0, "seconds": 100.0,
         "rounds": 50, "open_rounds": 0, "bytes_in": 1_000, "bytes_out": 2_000, "lateness": [],
-        "lost": [], "waiting": [],
+        "disconnected": [], "waiting": [],
     }  # fmt: skip
     found = {**numbers, **changes}
     return {"title": found["job"], **found}
@@ -73,7 +73,7 @@ def test_the_oldest_wait_for_a_rank_is_shown_and_who_lacks_it() -> None:
     young = {"key": "b", "round": 7, "age_ms": 2_000, "absent": [2], "absent_count": 1}
     old = {"key": "a", "round": 3, "age_ms": 12_500, "absent": [2], "absent_count": 1}
     found = summarize(
-        {"a:1": answer(run(waiting=[young])), "b:1": answer(run(waiting=[old], lost=[2]))}
+        {"a:1": answer(run(waiting=[young])), "b:1": answer(run(waiting=[old], disconnected=[2]))}
     )
     text = as_text(found)
     assert "not connected to b:1; absent for 12.5 s from 'a' round 3" in text
@@ -286,7 +286,7 @@ def test_an_answer_that_lacks_a_field_is_none_of_ours() -> None:
     for found in (
         {"clock": 1.0, "lanes": []},
         answer(numbers),
-        answer({**numbers, "lost": 5}),
+        answer({**numbers, "disconnected": 5}),
         {**answer(run()), "down": ["\x1b[2J"]},
     ):
         data = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(found).encode()

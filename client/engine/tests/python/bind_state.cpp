@@ -107,8 +107,8 @@ class PyState {
     const uint32_t chunks = round->source == nullptr ? round->plan.chunks() : 0;
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
       state_.ready(round, chunk,
-                   stage(*round, chunk, state_.options().rank, submission.source, submission.target,
-                         state_.pool.get()));
+                   copy_chunk(*round, chunk, state_.options().rank, submission.source,
+                              submission.target, state_.pool.get()));
     }
     pins->source.reset();
     pinned_.remove_if([](const auto& entry) { return entry.first->done(); });

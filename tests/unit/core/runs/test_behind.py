@@ -89,7 +89,7 @@ def test_a_late_rank_0_costs_a_turn_for_few_parts(dtype: DType, most: int) -> No
     assert len(expected) == 1 and late.results() == expected
     if dtype == DType.FLOAT32:
         assert expected == {functools.reduce(np.add, late.values).tobytes()}
-    assert late.run.results.late == [1] + [0] * (WORLD - 1)
+    assert late.run.results.last_ranks == [1] + [0] * (WORLD - 1)
 
 
 def test_contributions_that_need_no_kernel_take_the_next_parts() -> None:

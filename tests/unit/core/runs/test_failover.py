@@ -180,7 +180,7 @@ def test_a_second_copy_whose_first_is_forgotten_is_no_contribution() -> None:
     for stream in members.run.streams:
         stream.keys[key_id("x")].rounds.clear()
     workers[0].session.send(copy[-1:])
-    assert "so slowly that the first is forgotten" in workers[0].error().message
+    assert "after the lane had forgotten the first" in workers[0].error().message
 
 
 def test_who_is_back_is_told_what_is_stable_and_who_is_absent() -> None:

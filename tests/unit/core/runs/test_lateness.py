@@ -110,7 +110,7 @@ def test_a_report_names_who_is_absent_now_and_from_what() -> None:
     workers[1].session.disconnect("connection reset")
     lane.tick(0.1)
     (run,) = lane.report()["runs"]
-    assert (run["connected"], run["lost"]) == (2, [1])
+    assert (run["connected"], run["disconnected"]) == (2, [1])
 
 
 def test_a_report_names_who_has_not_joined() -> None:

@@ -148,7 +148,7 @@ class JobMachine(RuleBasedStateMachine):
         self.cluster.settle(14.0)
         for state in self.cluster.states:
             assert state.error is None
-            assert state.counters()["staging_bytes"] == 0
+            assert state.counters()["copy_bytes"] == 0
         for lane in self.cluster.lanes.values():
             job = lane.snapshot()["jobs"]["job"]
             assert (job["open_rounds"], job["keys"]) == (0, 0)

@@ -72,8 +72,8 @@ def test_a_socket_that_waits_too_long_is_closed(stack: ExitStack) -> None:
     orders.take(first, PREFACE, 10.0)
     orders.take(second, PREFACE, 11.0)
     assert orders.close_late(9.99 + WAIT_SECONDS)
-    assert (first.fileno() == -1, orders.late) == (False, 0)
+    assert (first.fileno() == -1, orders.expired) == (False, 0)
     assert orders.close_late(10.0 + WAIT_SECONDS)
-    assert (first.fileno() == -1, second.fileno() == -1, orders.late) == (True, False, 1)
+    assert (first.fileno() == -1, second.fileno() == -1, orders.expired) == (True, False, 1)
     assert not orders.close_late(11.0 + WAIT_SECONDS)
     assert told(orders) == []

@@ -9,10 +9,10 @@
 
 namespace ors {
 
-class RouteMaker {
+class Failover {
  public:
-  RouteMaker(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
-             Reports* reports)
+  Failover(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
+           Reports* reports)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),

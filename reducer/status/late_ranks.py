@@ -1,0 +1,14 @@
+"""Decides which ranks of a run are listed as late."""
+
+from __future__ import annotations
+
+from reducer.status.summary import RankStatus
+
+# The least share of the run's time for which the others waited for a late rank.
+LEAST_SHARE = 0.01
+RANKS_SHOWN = 8
+
+
+def is_late(rank: RankStatus) -> bool:
+    """Whether the rank was waited for long enough, is disconnected, or is waited for now."""
+    return rank.share >= LEAST_SHARE or bool(rank.disconnected_from) or rank.absent_from is not None
