@@ -166,8 +166,8 @@ class Contributions:
         if buffer is None and header.length:
             raise ProtocolError(
                 f"the second copy of key {key.label} round {header.round} chunk {header.chunk} "
-                f"from rank {rank} arrived after the lane had forgotten the first: rank {rank} must "
-                "connect again"
+                f"from rank {rank} arrived after the lane had forgotten the first: rank {rank} "
+                "must connect again"
             )
         self._accounts.charge(rank, chunk.cost)
         chunk.contribute(rank, header.payload_crc, buffer, now)
