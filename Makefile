@@ -82,6 +82,7 @@ nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-n
 	$(call NATIVE_BUILD,native,)
 	test -e build/native/nccl_plugin/libnccl-net-reducer.so
 
+TESTS := $(addprefix tests/,e2e gpu nccl net unit)
 # On a complete machine a test may skip only for a reason in tests/support/skips.py.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p tests.support.skips)
@@ -92,14 +93,15 @@ test: ## All checks and tests; installs what this machine lacks, as root or with
 	$(MAKE) --no-print-directory -j2 --output-sync=line types style native-test bytecode
 	$(MAKE) --no-print-directory pytest
 
-# What ranks import is compiled once here: else each of four workers would compile all of PyTorch.
+# What tests and ranks import is compiled once here: else each of four workers would compile all
+# tests, and all of PyTorch. `pytest` shows what is wrong with a test that cannot be imported.
 bytecode: $(STAMP)
 	@$(BIN)/python -c "import tests.support.warm"
+	@$(BIN)/python -m pytest --collect-only -qq $(TESTS) > /dev/null || true
 
 # Files in the order of tests/conftest.py. Many tests wait, so two cores carry four of them.
 pytest:
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) \
-	    tests/e2e tests/gpu tests/nccl tests/net tests/unit
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) $(TESTS)
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container

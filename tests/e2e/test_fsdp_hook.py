@@ -12,17 +12,17 @@ import torch  # only where it is installed
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from reducer_client.config import keep_gloo_on_loopback
 from reducer_client.torch import Options
-from reducer_client.torch.fsdp import attach_fsdp
 from tests.support.ranks import run_ranks
 
 WORLD, LOCAL, STEPS = 4, 2, 5
 
 
 def _model(mesh: DeviceMesh) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
     torch.manual_seed(7)
     net = nn.Sequential(
         nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 3)
@@ -43,6 +43,8 @@ def _train(model: nn.Module, rank: int) -> torch.Tensor:
 
 
 def _compare(rank: int, world: int, addresses: list[str], job: str, store: str) -> bytes:
+    from reducer_client.torch.fsdp import attach_fsdp
+
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -72,5 +74,7 @@ def test_it_trains_as_native_hybrid_sharding_does(
 
 
 def test_attach_fsdp_wants_a_sharded_module() -> None:
+    from reducer_client.torch.fsdp import attach_fsdp
+
     with pytest.raises(TypeError, match="expected a module after fully_shard, got Linear"):
         attach_fsdp(nn.Linear(1, 1), None)  # type: ignore[arg-type]
