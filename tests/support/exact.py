@@ -1,4 +1,4 @@
-"""The law of the sum in exact arithmetic: Python integers, fractions and IEEE floats, no NumPy.
+"""The law of the sum in exact arithmetic: Python integers and IEEE floats, no NumPy.
 
 ``reduce_bits`` says what a result must be, bit for bit. It shares no code with the kernels, and
 is slow: some microseconds an element.
@@ -10,7 +10,6 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 
 from reducer.kernels import PART_SHIFT
 from reducer.wire.codes import DType, Flag, ReduceOp
@@ -133,13 +132,13 @@ def _extremum(op: int, a: float, b: float) -> float:
 
 def _round_once(value: float, bits: int, lowest: int, largest: float) -> float:
     """Round to nearest, ties to even, to a multiple of 2**lowest with ``bits`` significant bits."""
-    if value == 0 or math.isinf(value):
+    if value == 0:
         return value
-    quantum = Fraction(2) ** max(math.frexp(value)[1] - bits, lowest)
-    rounded = round(Fraction(value) / quantum) * quantum  # round() of a fraction: half to even
-    if abs(rounded) > Fraction(largest):
+    if abs(value) > 2 * largest:
         return math.copysign(math.inf, value)
-    return math.copysign(float(rounded), value)
+    quantum = max(math.frexp(value)[1] - bits, lowest)  # its logarithm: ldexp is exact
+    rounded = math.ldexp(round(math.ldexp(value, -quantum)), quantum)  # round(): half to even
+    return math.copysign(rounded if abs(rounded) <= largest else math.inf, value)
 
 
 def _reduce_integer(op: int, dtype: DType, column: Sequence[int]) -> tuple[bytes, int]:

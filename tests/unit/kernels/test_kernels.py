@@ -48,7 +48,6 @@ ONE = {
     DType.FLOAT32: 0x3F800000,
     DType.FLOAT64: 0x3FF0 << 48,
 }
-BITS_CODE = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 @pytest.fixture(params=["numpy", *_native.levels()])
@@ -71,30 +70,30 @@ def unaligned(data: bytes | int) -> memoryview:
     return view
 
 
-def contribution(rng: random.Random, dtype: DType, count: int) -> bytes:
+def generator(*seed: object) -> np.random.Generator:
+    return np.random.default_rng(list(repr(seed).encode()))
+
+
+def contribution(rng: np.random.Generator, dtype: DType, count: int) -> bytes:
     """``count`` elements, mostly ordinary, some special."""
     item = ITEM_SIZES[dtype]
-    bits = [rng.getrandbits(8 * item) for _ in range(count)]  # any bits
+    unsigned = np.dtype(f"<u{item}")
+    bits = np.frombuffer(rng.bytes(item * count), unsigned)  # any bits
     if dtype in FLOATS:
-        special = [int(bits, 16) for bits in SPECIAL[dtype].split()]
-        bits = [rng.choice(special) if rng.random() < 0.1 else value for value in bits]
+        special = np.array([int(bits, 16) for bits in SPECIAL[dtype].split()], unsigned)
+        bits = np.where(rng.random(count) < 0.1, rng.choice(special, count), bits)
     elif rng.random() < 0.7:  # small, so no overflow
-        bits = [value >> rng.choice((4, 8 * item - 4)) for value in bits]
-    data = struct.pack(f"<{count}{BITS_CODE[item]}", *bits)
+        bits = bits >> rng.choice(np.array((4, 8 * item - 4), unsigned), count)
     if dtype in FLOATS and rng.random() < 0.7:  # of similar size, so that every operand matters
-        values = [rng.gauss(0, 1) for _ in range(count)]
         if dtype == DType.BFLOAT16:
-            ordinary = b"".join(struct.pack("<f", value)[2:] for value in values)
+            ordinary = (rng.normal(size=count).astype("<f4").view("<u4") >> 16).astype(unsigned)
         elif dtype in FLOAT8:
-            ordinary = bytes(rng.choice((0, 0x80)) | rng.randrange(0x20, 0x48) for _ in values)
+            signs = rng.choice(np.array((0, 0x80), unsigned), count)
+            ordinary = signs | rng.integers(0x20, 0x48, count, unsigned)
         else:
-            code = {DType.FLOAT16: "e", DType.FLOAT32: "f", DType.FLOAT64: "d"}[dtype]
-            ordinary = struct.pack(f"<{count}{code}", *values)
-        keep = {at for at in range(count) if rng.random() < 0.9}
-        data = b"".join(
-            (ordinary if at in keep else data)[at * item : at * item + item] for at in range(count)
-        )
-    return data
+            ordinary = rng.normal(size=count).astype(f"<f{item}").view(unsigned)
+        bits = np.where(rng.random(count) < 0.9, ordinary, bits)
+    return bits.tobytes()
 
 
 def finish(kernels: KernelSet, op: int, dtype: DType, parts: list[bytes]) -> tuple[bytes, int]:
@@ -110,7 +109,7 @@ def drawn(
     op: ReduceOp, dtype: DType, world: int, count: int
 ) -> tuple[list[bytes], tuple[bytes, int]]:
     """Contributions, and the result of NumPy's kernels."""
-    rng = random.Random(f"{op} {dtype} {world} {count}")
+    rng = generator(op, dtype, world, count)
     parts = [contribution(rng, dtype, count) for _ in range(world)]
     return parts, finish(_numpy, op, dtype, parts)
 
@@ -129,7 +128,7 @@ def cases() -> list[tuple[ReduceOp, DType, list[bytes], tuple[bytes, int]]]:
     """(op, dtype, contributions, expected result)."""
     made = []
     for (op, dtype), world, count in product(CASES, WORLDS, LENGTHS):
-        rng = random.Random(f"{op} {dtype} {world} {count}")
+        rng = generator(op, dtype, world, count)
         parts = [contribution(rng, dtype, count) for _ in range(world)]
         made.append((op, dtype, parts, reduce_bits(op, dtype, parts)))
     return made
