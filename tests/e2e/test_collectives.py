@@ -21,7 +21,7 @@ from tests.support.weighed import Weighed
 
 SIZES = (0, 1, 7, 1000, 70_001)
 SIZES_OF_A_ROW = draws(1, len(SIZES))
-LARGE_SIZES = (300_007, 1_310_719)
+LARGE_SIZES = (300_007, 1_310_719)[: draws(1, 2)]
 TINY_CHUNKS = ((0, 1024), (4096, 4096))
 
 WORLDS, REDUCERS, LANES = (1, 2, 3, 5, 8), (1, 2, 3), (1, 2)
@@ -104,12 +104,14 @@ def _check_moves(group: Group) -> None:
     group.barrier()
 
 
-@pytest.mark.parametrize(("reducers", "lanes"), sorted({row[1:] for row in MATRIX}))
-def test_results_equal_the_oracle_bit_for_bit(reducers: int, lanes: int) -> None:
-    with reducer_client.local_reducers(reducers, lanes=lanes) as addresses:
+@pytest.mark.parametrize("lanes", LANES)
+def test_results_equal_the_oracle_bit_for_bit(lanes: int) -> None:
+    """A row with fewer reducers uses the first ones: the others would be processes to start."""
+    with reducer_client.local_reducers(max(REDUCERS), lanes=lanes) as started:
         for number, row in enumerate(MATRIX):
-            if row[1:] != (reducers, lanes):
+            if row[2] != lanes:
                 continue
+            addresses = started[: row[1]]
             digests = run_ranks(row[0], _check_all, addresses, number, row in LARGE)
             assert len(set(digests)) == 1, row
             if row in TINY:
@@ -250,7 +252,7 @@ def test_fusion_gives_the_same_bits_as_single_arrays(addresses: list[str], job: 
     run_ranks(3, _fuse, addresses, job)
 
 
-BIG = draws(1 << 27, 1 << 30)  # bytes
+BIG = draws(1 << 26, 1 << 30)  # bytes
 
 
 def _blocks() -> Iterator[tuple[slice, Array]]:

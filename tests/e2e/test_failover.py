@@ -93,21 +93,12 @@ def reducers() -> Iterator[Reducers]:
         yield started
 
 
-def test_a_killed_reducer_costs_no_step(reducers: Reducers, job: str) -> None:
+def test_a_killed_reducer_costs_no_step_and_is_taken_in_again(reducers: Reducers, job: str) -> None:
     training = Training(reducers, job)
     with training.ranks:
         training.turn(3)
         reducers.kill(1)
         training.turn(5)
-        training.finish()
-
-
-def test_a_reducer_that_comes_back_is_taken_in_again(reducers: Reducers, job: str) -> None:
-    training = Training(reducers, job)
-    with training.ranks:
-        training.turn(2)
-        reducers.kill(1)
-        training.turn(2)
         reducers.start(1)
         deadline = time.monotonic() + 20
         while not reducers.contributions(1):
