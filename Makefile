@@ -25,7 +25,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
-FUZZ_SECONDS ?= 5
+FUZZ_SECONDS ?= 2
 TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp
 # CMake reads these: ccache avoids compiling the same file again in another folder.
 ifneq ($(shell command -v ccache),)

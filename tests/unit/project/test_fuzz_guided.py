@@ -12,7 +12,7 @@ from tests.fuzz.guided import NO_ATHERIS, TARGETS
 from tests.support.cluster import ROOT, environment
 from tests.support.counts import draws
 
-SECONDS = draws(2, 6)
+SECONDS = draws(1, 6)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,25 +18,26 @@ from reducer_client.torch.hierarchy.layout import (
     find_obstacle,
     unpack,
 )
+from tests.support.ranks import run_ranks
 
-ASK = """
-import sys
-from reducer_client.torch.hierarchy.layout import _this_machine
-sys.stdout.buffer.write(_this_machine())
-"""
+CLONE_NEWNET = 0x40000000
 A, B = b"a" * 16, b"b" * 16
 # Two hosts of two ranks.
 GOOD = [HostRecord(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in range(4)]
 
 
+def _in_a_container(rank: int, world: int) -> bytes:
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    return _this_machine()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
 def test_two_containers_of_one_machine_are_two_hosts() -> None:
     """Containers do not share a loopback interface."""
-    other = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", ASK], check=True, capture_output=True
-    )
-    assert len(other.stdout) == 16
-    assert other.stdout != _this_machine()
+    (other,) = run_ranks(1, _in_a_container)
+    assert len(other) == 16
+    assert other != _this_machine()
 
 
 def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
