@@ -1,4 +1,4 @@
-"""DistributedDataParallel over real reducers: four processes, twenty steps, the same bits."""
+"""DistributedDataParallel over real reducers: four processes, ten steps, the same bits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import reducer_client.torch as reducer_torch
 from reducer_client import Group, NumericError, PeerLostError
 from reducer_client.config import keep_gloo_on_loopback
+from tests.support.counts import draws
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 
 WORLD = 4
-STEPS = 20
+STEPS = draws(10, 20)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},

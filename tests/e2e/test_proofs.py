@@ -51,12 +51,19 @@ def addresses(proof: Proof) -> Iterator[list[str]]:
         yield started.addresses
 
 
+@pytest.fixture(scope="module")
+def plain() -> Iterator[list[str]]:
+    """The addresses of open reducers."""
+    with reducer_client.local_reducers(2, lanes=2) as started:
+        yield started
+
+
 def _sums(rank: int, world: int, place: Place, transport: str, local: int) -> str:
-    values = np.arange(1_000_000, dtype=np.float32) * (rank + 1)
+    values = np.arange(300_000, dtype=np.float32) * (rank + 1)
     digest = hashlib.sha256()
     addresses, options = place
     with join(rank, world, addresses, "proof", transport=transport, **options) as group:
-        for step in range(5):
+        for step in range(3):
             digest.update(group.all_reduce(values + step, key="k").wait(60).tobytes())
             digest.update(group.all_reduce(values[:9], key="small").wait(60).tobytes())
         stats = group.stats()
@@ -64,12 +71,13 @@ def _sums(rank: int, world: int, place: Place, transport: str, local: int) -> st
     return digest.hexdigest()
 
 
-def test_the_sums_are_those_of_an_open_reducer(addresses: list[str], proof: Proof) -> None:
+def test_the_sums_are_those_of_an_open_reducer(
+    addresses: list[str], proof: Proof, plain: list[str]
+) -> None:
     place = (addresses, proof.options)
     results = set(run_ranks(3, _sums, place, "auto", 4 if proof.unix else 0))
     results |= set(run_ranks(3, _sums, place, "tcp", 0))
-    with reducer_client.local_reducers(2, lanes=2) as plain:
-        results |= set(run_ranks(3, _sums, (plain, {}), "auto", 4))
+    results |= set(run_ranks(3, _sums, (plain, {}), "auto", 4))
     assert len(results) == 1
 
 
@@ -87,11 +95,10 @@ def _ddp(rank: int, world: int, store: str, places: list[Place]) -> set[str]:
     return digests
 
 
-def test_a_ddp_hook(addresses: list[str], proof: Proof, tmp_path: Path) -> None:
+def test_a_ddp_hook(addresses: list[str], proof: Proof, plain: list[str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with reducer_client.local_reducers(2, lanes=2) as plain:
-        places = [(addresses, proof.options), (plain, {})]
-        first, second = run_ranks(2, _ddp, str(tmp_path / "store"), places)
+    places: list[Place] = [(addresses, proof.options), (plain, {})]
+    first, second = run_ranks(2, _ddp, str(tmp_path / "store"), places)
     assert first == second and len(first) == 1
 
 

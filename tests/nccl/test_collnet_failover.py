@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,10 +30,15 @@ def _digests(
     return [_digest(coll, comm, rank, tell, types) for _ in range(phases)]
 
 
+@cache
+def _sends(type_: str, turn: int, rank: int) -> list[Array]:
+    return [sample(TYPES[type_], 150_001 + n, (turn, n, rank)) for n in range(IN_FLIGHT)]
+
+
 def _digest(coll: CollNet, comm: Any, rank: int, tell: Tell, types: list[str]) -> str:
     digest = hashlib.sha256()
     for turn, type_ in enumerate(types):
-        sends = [sample(TYPES[type_], 150_001 + n, (turn, n, rank)) for n in range(IN_FLIGHT)]
+        sends = _sends(type_, turn, rank)
         receives: list[Array] = [send.copy() for send in sends]
         requests = [
             coll.all_reduce(comm, send, receive, type_, "sum")

@@ -17,7 +17,7 @@ KEY = "a key of printable letters, 36 bytes"
 
 def run(program: str, mode: str, *flags: str, key: str = "", files: tuple[str, ...] = ()) -> int:
     """Run the program with reducers that have these flags; returns the exit status."""
-    with Reducers(2, *flags, lanes=2) as reducers:
+    with Reducers(2, *flags, lanes=2 if mode == "open" else 1) as reducers:
         command = [program, ",".join(reducers.addresses), WORLD, ROUNDS, *files]
         ended = subprocess.run(command, input=key + "\n", text=True, timeout=300, check=False)
     status = ended.returncode
