@@ -8,9 +8,9 @@ import reducer_client
 from reducer_client import Group
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def addresses() -> Iterator[list[str]]:
-    """Two reducers for all tests of a module. Each test uses its own job name."""
+    """Two reducers for all tests of a runner. Each test uses its own job name."""
     with reducer_client.local_reducers(2) as started:
         yield started
 
