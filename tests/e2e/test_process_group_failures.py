@@ -66,7 +66,7 @@ def _refusals(rank: int, world: int) -> None:
     """Each rank refuses alone, before anything is sent."""
     with pytest.raises(TypeError, match=r"torch\.int16.*expected one of .*float32"):
         dist.all_reduce(torch.ones(3, dtype=torch.int16))
-    with pytest.raises(TypeError, match=r"'mean' of bool: expected max, sum"):
+    with pytest.raises(TypeError, match=r"'mean' of bool: expected sum, max"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG)
     with pytest.raises(ValueError, match=r"all_gather over 2 ranks: expected 6 .* got 7 "):
         all_gather_single(torch.ones(7), torch.ones(3))
