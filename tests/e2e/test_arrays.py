@@ -162,7 +162,7 @@ def test_a_mean_of_bool_says_what_there_is(solo: Group) -> None:
     bits = np.array([True, False])
     for call in (solo.all_reduce, solo.reduce_scatter):
         with pytest.raises(
-            TypeError, match=r"op='mean' of bool: expected max, .*astype\('float32'"
+            TypeError, match=r"op='mean' of bool: expected sum, max .*astype\('float32'"
         ):
             call(bits, op="mean")
     with pytest.raises(TypeError, match="op='mean' of bool"):

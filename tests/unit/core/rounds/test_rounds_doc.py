@@ -21,13 +21,13 @@ LAWS = """
 What holds at every moment:
 
 1. A rank counts once: a second copy of its contribution is dropped and counted if the CRC is the
-   same, and stops the job if the CRC differs.
+   same, and ends the run if the CRC differs.
 2. Ranks are folded in rank order, at least four at a time, and the remaining ones after the last
    contribution. The result is therefore a function of the contributions alone. Only sums of
    float16, which are exact in float64, are folded in any order. Parts of more than 16 MiB are
-   folded in several turns of their job.
-3. An accumulator is opened only in place of parts that are as large: a chunk never holds more
-   than its ranks have reserved.
+   folded in several turns of their run.
+3. An accumulator is taken only when the parts that it replaces are together at least as large: a
+   chunk never holds more than its ranks have reserved.
 4. A result is kept until every rank holds it. Only then is its buffer used again.
 5. A round with two descriptors is never summed, and none of its results is sent.
 6. A part leaves the chunk only after the shell has reported that a kernel has read it (Folded,
