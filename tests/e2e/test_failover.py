@@ -93,7 +93,7 @@ def reducers() -> Iterator[Reducers]:
         yield started
 
 
-def test_a_killed_reducer_costs_no_step_and_is_taken_in_again(reducers: Reducers, job: str) -> None:
+def test_a_killed_reducer_costs_no_step_and_comes_back(reducers: Reducers, job: str) -> None:
     training = Training(reducers, job)
     with training.ranks:
         training.turn(3)
