@@ -212,7 +212,7 @@ class Config:
     kernels: Choice = _option(
         "auto",
         "Kernels that sum gradients. auto: native ones if this installation has them, else "
-        "NumPy's. native: refuse to start without native ones.",
+        "NumPy's. native: refuse to start without native ones. numpy: NumPy's in any case.",
         choices=("auto", "native", "numpy"),
     )
     timeline: str = _option(
