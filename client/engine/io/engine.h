@@ -31,9 +31,8 @@
 //  - A thread that finishes the driver's operation wakes the driver. The engine thread does not
 //    enter epoll_wait while a driver sleeps there, because it could take that wake-up.
 //  - Any thread may submit. It calls State::submit and State::ready under `mutex_`, and
-//  copy_chunk()
-//    without. Chunks become ready one by one, so that the first are sent while the rest are copied.
-//    Chunks of a lent source are copied by the thread that sends them.
+//    copy_chunk() without. Chunks become ready one by one, so that the first are sent while the
+//    rest are copied. Chunks of a lent source are copied by the thread that sends them.
 //  - Lock order: thread_mutex_, driver_mutex_, io_mutex_, mutex_, and then at most one of
 //    finished_mutex_, event_mutex_, the lock inside an operation, and the lock of the pool.
 //    try_lock of `io_mutex_` is allowed under `mutex_`. Only abort() waits for the engine thread

@@ -80,6 +80,8 @@ def test_of_many_absent_ranks_sixteen_are_named() -> None:
         ({"world_size": 3}, "world size 3, expected 2"),
         ({"reducers": 2}, "slot 0 of 2"),
         ({"credit": CHUNK - 1}, "a bad WELCOME: 'credit' is not a number of at least 4096"),
+        ({"run_id": "x" * 129}, "a bad WELCOME: 'run_id' is not a text of at most 128 bytes"),
+        ({"lanes": 0}, "a bad WELCOME: 'lanes' is not a number from 1 to"),
         ({"chunk_table": ((0, 2 * CHUNK),), "credit": CHUNK}, "credit or grant 4096, expected"),
     ],
 )

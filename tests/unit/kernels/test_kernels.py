@@ -474,4 +474,5 @@ def test_accumulators_have_the_sizes_of_the_law(kernels: KernelSet) -> None:
 def test_load_takes_the_native_kernels() -> None:
     assert load().NAME == "native"
     assert load("native") is _native
+    assert load("numpy") is _numpy
     assert _numpy.NAME == "numpy"
