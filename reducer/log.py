@@ -210,7 +210,7 @@ class RateLimit:
     def admit(self, now: float, cost: int = 1) -> int | None:
         """None if the event is suppressed, else the number suppressed since the last admitted one.
 
-        An event of ``cost`` n counts as n events.
+        An admitted event of ``cost`` n takes the place of n events; a suppressed one counts as one.
         """
         if now < self._next:
             self._held += 1

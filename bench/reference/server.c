@@ -40,7 +40,7 @@ int workers;
 static int epoll;
 static size_t chunk_bytes;
 static struct buffer* pool;
-static handler* handle;
+static handler* handle_chunk;
 
 static struct buffer* take(void) {
   struct buffer* buffer = pool;
@@ -145,7 +145,7 @@ static bool read_once(struct connection* c) {
   if (c->incoming && payload == missing) {
     struct buffer* whole = c->incoming;
     c->incoming = NULL;
-    handle(c, whole);
+    handle_chunk(c, whole);
   }
   if (c->header_have == sizeof c->header) begin_payload(c);
   return (size_t)size == room;
@@ -184,7 +184,7 @@ int serve(int argc, char** argv, handler* on_chunk) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   workers = (int)positive(argv[2]);
   chunk_bytes = (size_t)positive(argv[3]);
-  handle = on_chunk;
+  handle_chunk = on_chunk;
   if (workers > MAX_WORKERS) die("at most %d workers", MAX_WORKERS);
   const char* congestion = argc > 4 ? argv[4] : "";
   epoll = epoll_create1(0);

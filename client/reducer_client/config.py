@@ -1,7 +1,8 @@
 """Settings of a group. In the client only this file and horovod/config.py read the environment.
 
 Precedence: arguments, then ``REDUCER_*``, then the variables of launchers and clusters
-(`reducer.cluster`), then the default.
+(`reducer.cluster`), then the default. The window of a worker is an option of the reducers:
+``--credit`` (`reducer.server.config`).
 """
 
 from __future__ import annotations

@@ -118,9 +118,11 @@ class NumericError(ReducerError):
 
 
 class IntegrityError(ReducerError):
-    """Bytes were damaged while the worker joined, or several times in a row afterwards, or two
-    copies of a contribution or of a result differ. After a single damage the worker just connects
-    again.
+    """Bytes were damaged, or two copies of a contribution or of a result differ.
+
+    Damaged bytes end the group if they come while the worker joins, or ten times in a row from the
+    last live reducer. Otherwise the worker connects again, and after several times puts the reducer
+    out of the job.
 
     ``reason`` is "digest" if the ranks hold different results (``connect(digest_every=...)``).
     ``rank`` is then one of the ranks whose results differ from the majority. The group has ended.

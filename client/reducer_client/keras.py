@@ -164,7 +164,10 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
 
 
 def trained_variables(model: Any) -> list[Any]:
-    """Weights and optimizer state of a model. Raises RuntimeError if the model is not built."""
+    """The weights of a model and the state of its optimizer, which this builds if necessary.
+
+    Raises RuntimeError if the model is not built.
+    """
     if not model.built:
         raise RuntimeError(
             f"the model {model.name!r} is not built when training begins; build it first "

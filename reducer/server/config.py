@@ -126,8 +126,8 @@ class Config:
     credit: int = _option(
         "4MiB",
         "Window of one worker on a lane: the bytes that the worker may send before the lane "
-        "answers. The oldest open round has a second window, which does not count here. If memory "
-        "is short, the window is smaller.",
+        "answers. The oldest open round may use a second window on top of this one. If memory is "
+        "short, the window is smaller.",
         parse_size,
         least=4096,
         most=1 << 30,
@@ -180,8 +180,8 @@ class Config:
     max_keys: int = _option(
         "200000",
         "Maximum number of keys (names of tensors, not secrets) that one run may use on a lane at "
-        "a time; as many again for each lost reducer whose chunks the lane takes over. Each group "
-        "of a job's workers is a run.",
+        "a time. The limit rises by the same number for each lost reducer whose chunks the lane "
+        "takes over. Each group of a job's workers is a run.",
         parse_int,
         least=1,
     )
@@ -203,8 +203,8 @@ class Config:
     max_reducers: int = _option(
         "512",
         "Maximum number of reducers that one job may use. When one of them is lost or comes back, "
-        "every lane switches to a new route: 0.4 us for each reducer of the job, in which no other "
-        "job has its turn.",
+        "every lane assigns the job's chunks to reducers again. This takes 0.4 us for each reducer "
+        "of the job; other jobs wait meanwhile.",
         parse_int,
         least=1,
         most=MAX_REDUCERS,

@@ -1,6 +1,7 @@
-"""Errors in three families; each class has its wire code and says whether a retry can help.
+"""Errors in three families; each class has its wire code.
 
-- ``ProtocolError``: the peer broke the rules. Reaction: close the connection.
+- ``ProtocolError``: the peer broke the rules, or asks for what cannot be given. Reaction: close the
+  connection. A few of its classes end the run for all ranks, as their docstrings say.
 - ``RoundError``: a round or a job failed. Reaction: tell every rank.
 - ``InternalError``: a bug in this program. Reaction: log the error with its stack and keep serving.
 

@@ -20,7 +20,7 @@
 namespace ors {
 namespace {
 
-// 60,000 rounds or more; viewers become slow far beyond the files of a few ranks.
+// Room for 60,000 rounds or more. Viewers still show the merged files of a few ranks.
 constexpr size_t kMaxBytes = 32 << 20;
 constexpr int kMaxFiles = 1000;  // file names that one process tries: they differ in a number
 constexpr size_t kMaxNameBytes = 100;

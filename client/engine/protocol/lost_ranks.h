@@ -1,4 +1,4 @@
-// Detects ranks that the reducers can no longer reach, and ranks that have left (ABSENT).
+// Decides that a rank is lost: the reducers can no longer reach it, or it has left (ABSENT).
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ class ProcessSet:
     def __init__(self, ranks: Iterable[int]) -> None:
         found = sorted(ranks)
         if any(not isinstance(rank, int) for rank in found) or len(set(found)) < len(found):
-            raise ValueError(f"ProcessSet({found}): expected different integer ranks")
+            raise ValueError(f"ProcessSet({found}): expected integers, each rank once")
         self.ranks = found
 
     def size(self) -> int | None:

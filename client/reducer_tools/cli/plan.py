@@ -96,11 +96,11 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**given: Any) -> None:
-    """Compute how many reducers a cluster needs, and when they pay off.
+    """Compute how many reducers a cluster needs.
 
-    The command also computes the time that they save over a ring. The times count the bytes on
-    the NICs and the packet headers, and neither latency nor CPU time. They are therefore the best
-    times that reducers and a ring can reach.
+    The command also computes when reducers pay off, and the time that they save over a ring. The
+    times count the bytes on the NICs and the packet headers, and neither latency nor CPU time. They
+    are therefore the best times that reducers and a ring can reach.
 
     \b
       reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32

@@ -136,7 +136,7 @@ def measure_rate(addresses: Sequence[str], login: Login, seconds: float) -> floa
 
 
 def explain(error: ReducerError, login: Login, addresses: Sequence[str]) -> Finding:
-    """The fault for an error of a job with these reducers."""
+    """The finding that reports this error of a job with these reducers."""
     return fault(_code(error, login), ", ".join(addresses), str(error))
 
 

@@ -1,8 +1,8 @@
 """The memory of a lane, and how much of it each job has reserved.
 
 Numbers only; no memory is owned here. The law: every byte that a worker may send has room that was
-reserved when the worker's run formed, so a lane never has to stop reading (PROTOCOL.md,
-section 7).
+reserved when the worker's run formed, so a lane never stops reading for lack of memory
+(PROTOCOL.md, section 7).
 """
 
 from __future__ import annotations

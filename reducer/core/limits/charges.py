@@ -1,7 +1,8 @@
 """The account of a run's records on a lane: keys, names, rounds, texts.
 
 The law: a record is charged before it is made, and its bytes are given back when it is forgotten.
-Memory for records is reserved when the run forms, so no job takes memory from another job.
+Memory for records is reserved when the run forms (`budget.py`), so no job takes memory from
+another job.
 
 The sizes are bytes as tracemalloc counts them in the compiled build, rounded up, including
 containers and their largest growth. `tests/unit/core/limits/test_charges.py` measures them again.

@@ -114,7 +114,8 @@ class Forming:
     def absent(self, most: int) -> list[int]:
         """The first `most` absent ranks.
 
-        This does not walk over all ranks, because a peer may claim a huge world size.
+        This looks at no more ranks than have joined and `most` others, because a peer may claim
+        a huge world size.
         """
         found: list[int] = []
         for rank in range(self.world_size):

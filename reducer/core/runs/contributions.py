@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reducer.core.measures.lateness import Lateness
-from reducer.core.rounds.admission import Plans, check_length
 from reducer.core.rounds.chunk_plan import ChunkPlan
+from reducer.core.rounds.header_checks import Plans, check_length
 from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.rounds.stream import Stream, Streams

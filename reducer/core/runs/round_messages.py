@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reducer.core.limits.charges import LIST_PLACE, MARK, ROUND
-from reducer.core.rounds.admission import Plans
+from reducer.core.rounds.header_checks import Plans
 from reducer.core.rounds.stream import Streams
 from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.seats import Seats

@@ -13,8 +13,8 @@ from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.charges import RANK, SLOT, Records
 from reducer.core.limits.held import HeldBytes
 from reducer.core.measures.ranking import most
-from reducer.core.rounds.admission import Plans
 from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.header_checks import Plans
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Streams
 from reducer.core.runs.contributions import Contributions

@@ -17,7 +17,7 @@ ANY_RANK: Final = -1
 class Permit:
     """`places`: jobs, each with a rank or ANY_RANK; `proof`: the kind of the proof, in one word.
 
-    `jobs` are the names of the jobs, each once: every rank of a job may have a place of its own.
+    `jobs`: the names of the jobs in `places`. Several places may name the same job.
     """
 
     __slots__ = ("jobs", "places", "proof")
@@ -41,7 +41,7 @@ class Permit:
             f"job {job!r}"
         )
         if any(name == job for name, _ in self.places):
-            text += f"; a {self.proof} for the whole job also admits to its groups"
+            text += f"; use a {self.proof} for the whole job, which also admits to its groups"
         raise AuthenticationError(text)
 
     def __str__(self) -> str:

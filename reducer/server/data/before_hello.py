@@ -21,7 +21,7 @@ Jobs = frozenset[str]  # of a permit; empty: any job
 
 class BeforeHello:
     """Sessions without HELLO, by the jobs that they may join. Which one makes room is found without
-    a walk.
+    a walk over the sessions.
     """
 
     def __init__(self) -> None:

@@ -134,7 +134,7 @@ def _map(length: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"no mapping of {length:,} bytes: {error.strerror}") from None
+        raise MemoryError(f"cannot map {length:,} bytes: {error.strerror}") from None
 
 
 def _up(size: int) -> int:

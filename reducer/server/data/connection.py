@@ -360,7 +360,9 @@ class Connection:
             self._take_frames()
 
     def go_on_soon(self) -> None:
-        """The run is behind, and this connection's turns are used to catch up."""
+        """Schedule the next part of the work that the run is behind with, in this connection's
+        turn.
+        """
         self._is_behind = True
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._go_on_now)

@@ -156,8 +156,9 @@ class TlsNewcomer(Newcomer):
             self._begin_step()
 
     def _begin_step(self) -> None:
-        """Begin a step if a complete record has come: a step costs the loop more than copying a
-        record.
+        """Begin a step once a complete record has come.
+
+        Until then its bytes are collected, which costs the loop less than a step.
         """
         end = whole_records(self._pending)
         if end:

@@ -70,7 +70,8 @@ class Layouts:
             if dense and sparse:
                 raise HorovodInternalError(
                     f"gradient of {self._names[parameter]!r}: dense on {dense} and sparse on "
-                    f"{sparse} of the ranks; expected one of them on all, or sparse_as_dense=True",
+                    f"{sparse} of the ranks, expected the same on all ranks; try "
+                    "sparse_as_dense=True",
                     key=self._names[parameter],
                     reason="mismatch",
                 )

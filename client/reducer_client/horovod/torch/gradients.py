@@ -128,7 +128,10 @@ class Gradients:
         self._pending.clear()
 
     def _hook_trainable(self) -> None:
-        """torch refuses hooks of parameters that are frozen; those may learn from a later step."""
+        """Hook the parameters that are trained now.
+
+        torch refuses hooks on frozen parameters. They may be unfrozen before a later step.
+        """
         accumulated = weakref.WeakMethod(self._accumulated)
 
         def hook(parameter: torch.Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Horovod's operations on tensors. Operations without ``_async`` and ``_`` have gradients."""
+"""Horovod's operations on tensors.
+
+An operation has gradients if its name contains no ``_async`` and does not end in an underscore.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ What holds at every moment:
 3. An accumulator is taken only when the parts that it replaces are together at least as large: a
    chunk never holds more than its ranks have reserved.
 4. A result is kept until every rank holds it. Only then is its buffer used again.
-5. A round with two descriptors is never summed, and none of its results is sent.
+5. No result of a round with two descriptors is sent. What was folded of it is dropped.
 6. A part leaves the chunk only after the shell has reported that a kernel has read it (Folded,
    Reduced). If a Fold, a Finish or any other output fails, the run ends for every rank: no sum
    may lack a part.

@@ -1,4 +1,4 @@
-"""Checks a contribution's header before any memory is taken for the payload."""
+"""Checks the header of a contribution, before any memory is taken for the payload."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> Non
             f"rank {rank} sent epoch {header.epoch}, expected {epoch}, the epoch of the run"
         )
     if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
-        raise ProtocolError(f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}")
+        raise ProtocolError(
+            f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}; expected none, or "
+            f"{_WIDE:#x} on float16 or bfloat16"
+        )
     root_limit = world_size if header.collective == BROADCAST else 1
     if header.root >= root_limit:
         raise ProtocolError(
