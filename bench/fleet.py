@@ -56,7 +56,7 @@ class OneHost:
 
 
 class FleetError(Exception):
-    """A program of the fleet failed; its output is on stderr."""
+    """A program of the fleet failed, or was silent too long. Programs write to stderr."""
 
 
 class Fleet:

@@ -39,7 +39,7 @@ Group::Group(const Options& options, Secret key)
   for (CollRequest& request : requests_) request.group = this;
 }
 
-// Joins, then waits at a barrier: a rank behind the barrier knows that every rank has joined.
+// Joins, then waits at a barrier: a rank that has passed the barrier knows that all have joined.
 std::optional<std::string> Group::join() {
   const double deadline = monotonic() + options_.connect_timeout;
   engine_.start();
@@ -53,8 +53,7 @@ std::optional<std::string> Group::join() {
   const double end = std::max(deadline, monotonic() + kLeastBarrierSeconds);
   while (!failure && !engine_.wait(operation, end - monotonic())) {
     if (monotonic() < end) continue;  // a signal interrupted the wait
-    return "the other ranks did not connect within " + std::to_string(options_.connect_timeout) +
-           " s";
+    return "the other ranks did not connect within " + as_set(options_.connect_timeout);
   }
   if (!failure) failure = operation->failure();
   if (failure) return failure->message;

@@ -174,7 +174,7 @@ void Listener::arrive(Stranger* stranger) {
   if (to->sockets.size() != hello.count || to->sockets[hello.index].open()) {
     return refuse(stranger->name, "it is socket " + std::to_string(hello.index) + " of " +
                                       std::to_string(hello.count) +
-                                      ", expected a new socket of a connection of " +
+                                      ", expected one that is still missing of the connection's " +
                                       std::to_string(to->sockets.size()));
   }
   to->sockets[hello.index] = std::move(stranger->fd);

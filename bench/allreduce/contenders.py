@@ -87,8 +87,9 @@ class _Reducers:
 class _Plugin:
     """The plugin for NCCL, called as NCCL's proxy thread calls it.
 
-    NCCL polls without a pause on a core of its own. Workers of a lab share cores, so this class
-    sleeps for half of the expected rest of a request, from the duration of the request before.
+    NCCL polls without a pause, on a core of its own. Workers of a lab share cores, so this class
+    sleeps between polls: for half of the time that the request should still take, if it takes as
+    long as the request before it.
     """
 
     _LEAST_PAUSE = 0.0001

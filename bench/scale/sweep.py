@@ -96,7 +96,9 @@ def one_size(chunk: int) -> messages.ChunkTable:
 
 
 def _candidates(case: Case) -> list[int]:
-    """Chunk sizes: from the smallest that gives few enough contributions to one chunk per lane."""
+    """Powers of two. The smallest gives a lane at most _MOST_CONTRIBUTIONS contributions, unless
+    that needs more than _LARGEST; the largest gives each lane one chunk.
+    """
     per_lane = case.round_bytes / case.all_lanes
     least = min(per_lane * case.workers / _MOST_CONTRIBUTIONS, _LARGEST)
     sizes = [1 << power for power in range(12, 21)]

@@ -79,7 +79,10 @@ def ring_overhead(ranks: int) -> float:
 
 
 def ring_bound(case: Case, gradient_bytes: int, compute: float) -> float | None:
-    """The speed-up over an ideal ring with this computation, if none of it hides communication."""
+    """How much faster a step is with ideal reducers than with an ideal ring.
+
+    Computation and communication do not overlap. None for a case without a rate.
+    """
     rate = None if case.rate is None else Nic(case.rate).bytes_per_second
     if rate is None:
         return None

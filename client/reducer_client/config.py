@@ -417,7 +417,10 @@ def _resolve_source(env: Mapping[str, str], given: str | None) -> str:
         try:
             probe.bind(address)
         except OSError as error:
-            raise ValueError(f"{where}={found!r}: {error.strerror} on this machine") from None
+            raise ValueError(
+                f"{where}={found!r}: expected an address of this machine, or one of its interfaces "
+                f"{', '.join(interfaces)}, got an error: {error.strerror}"
+            ) from None
     return text
 
 

@@ -116,7 +116,8 @@ class _Daemon:
             return f"{event['host']}:{event['port']}"
         except (ValueError, KeyError, TypeError):
             code = self._process.poll()
-            state = "was not ready in time" if code is None else f"ended with code {code}"
+            late = "was not ready in time (start_timeout; is the machine overloaded?)"
+            state = late if code is None else f"ended with code {code}"
             raise ReducerUnavailableError(
                 f"a local reducer {state}: reducer {' '.join(self._options)}\n{self._log_tail()}"
             ) from None

@@ -366,11 +366,11 @@ class Group:
         """Current counters of this worker and of every lane of the job.
 
         Returns:
-            A dict with the entries of this worker ``bytes_sent``, ``bytes_received``,
-            ``connections``, ``local_connections`` (over Unix sockets) and ``nonfinite_rounds``
-            (rounds with NaN or Inf); ``late``, a dict from rank to the number of times that the
-            rank was last in a round, summed over the lanes; ``reducers``, a list with the STATS
-            dict of every lane.
+            A dict. Of this worker: ``bytes_sent``, ``bytes_received``, ``connections``,
+            ``local_connections`` (over Unix sockets) and ``nonfinite_rounds`` (rounds with NaN or
+            Inf). Of all lanes: ``late``, a dict from rank to how often the rank came last in a
+            round, summed over the lanes (each lane reports only the 64 ranks that came last most
+            often); ``reducers``, a list with the STATS dict of every lane.
 
         Raises:
             ReducerError: a subclass, if a lane does not answer within ``timeout`` seconds or the

@@ -152,7 +152,7 @@ def _late(name: str, value: Any) -> tuple[tuple[int, int], ...]:
         raise BadFrameError(f"{name} must be a list of pairs")
     for item in value:
         if type(item) not in (list, tuple) or [type(part) for part in item] != [int, int]:
-            raise BadFrameError(f"{name} must be a list of pairs of integers")
+            raise BadFrameError(f"an item of {name} must be two integers, got {item!r:.40}")
     return tuple((item[0], item[1]) for item in value)
 
 
@@ -181,8 +181,12 @@ def _check_route(
         )
     if not any(live):
         raise BadFrameError(f"route {route} has no live slot")
-    if max(since) > route:
-        raise BadFrameError(f"route {route} has a slot since route {max(since)}, which is newer")
+    newest = max(since)
+    if newest > route:
+        raise BadFrameError(
+            f"route {route}: 'since' must be at most {route}, got {newest} for slot "
+            f"{since.index(newest)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +348,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counters of one job on one lane; bytes are payload bytes. `waiting` has maps as in STALL."""
+    """Counters of one run on one lane; bytes are payload bytes. `waiting` has maps as in STALL."""
 
     bytes_in: int = _wire(_COUNT, default=0)
     bytes_out: int = _wire(_COUNT, default=0)

@@ -12,7 +12,6 @@ import pytest
 
 from reducer import keyfile
 from reducer.core.limits.quotas import SPARE_CONNECTIONS, allowed_connections
-from reducer.server.data.before_hello import MAX_BEFORE_HELLO
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
@@ -24,6 +23,7 @@ from tests.support.worker import Worker, connect, crc32c, frame_of
 
 MAX_RUNS = 4
 MAX_KEYS = 50
+BEFORE_HELLO = 64  # connections that may wait with so few descriptors (room_for_newcomers)
 VALUES = np.arange(1_000, dtype=np.float32)
 
 
@@ -35,7 +35,7 @@ def key(key_file: str) -> bytes:
 @pytest.fixture(scope="module")
 def daemon(key_file: str) -> Iterator[Daemon]:
     shares = ("--max-runs", str(MAX_RUNS), "--max-keys", str(MAX_KEYS), "--records", "128KiB")
-    with Daemon("--key-file", key_file, *shares) as running:
+    with Daemon("--key-file", key_file, *shares, descriptors=8 * BEFORE_HELLO) as running:
         yield running
 
 
@@ -91,7 +91,7 @@ def test_silent_connections_of_one_job_push_out_its_own(
     with ExitStack() as stack:
         slow = stack.enter_context(connect(daemon.port, key=key, job="slow"))
         dropped = daemon.lane_total("dropped_before_hello")
-        for _ in range(MAX_BEFORE_HELLO + 50):
+        for _ in range(BEFORE_HELLO + 50):
             stack.enter_context(connect(daemon.port, key=key, job="greedy"))
         assert daemon.lane_total("dropped_before_hello") >= dropped + 40
         message = messages.Hello(
@@ -100,7 +100,7 @@ def test_silent_connections_of_one_job_push_out_its_own(
         )  # fmt: skip
         slow.sendall(frame_of(message))
         assert slow.recv(80)[5] == MessageKind.WELCOME
-    assert daemon.lane_total("dropped_before_hello") < dropped + MAX_BEFORE_HELLO
+    assert daemon.lane_total("dropped_before_hello") < dropped + BEFORE_HELLO
 
 
 def test_runs_of_one_job_leave_room_for_others(daemon: Daemon, key: bytes, calm: Worker) -> None:

@@ -1,5 +1,5 @@
-// What the loop owns of one lane: the connection and the bytes under way. Used under `io_mutex_`
-// alone. Private to the files of the Engine class.
+// What the loop owns of one lane: the connection and the bytes under way. `io_mutex_` guards it,
+// and `mutex_` does not. Private to the files of the Engine class.
 #pragma once
 
 #include <chrono>

@@ -1,78 +1,270 @@
 #include "protocol/failover.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "protocol/messages.h"
 
 namespace ors {
-namespace {
 
-constexpr double kNoneAbsent = 0.5;  // seconds without an absent rank before a slot is taken in
-// Seconds that a slot stays out at least. By then its lanes have named the ranks that they miss.
-constexpr double kPatience = 1.0;
-constexpr double kMostPatience = 30.0;
-constexpr double kSteady = 60.0;  // after so many seconds in the route, patience is kPatience again
-
-}  // namespace
-
-// Whether all its lanes are connected but have lost their state of the run.
-bool Failover::is_new(const Reducer& reducer) const {
-  const auto& lanes = reducer.lanes;
-  return reducer.all_welcomed() &&
-         std::any_of(lanes.begin(), lanes.end(), [](const auto& l) { return l->restarted; }) &&
-         std::none_of(lanes.begin(), lanes.end(),
-                      [](const auto& l) { return l->silent || l->drains; });
+std::optional<Failure> Failover::on_route(Lane* lane, std::string_view payload, double now) {
+  Route route;
+  if (const std::string wrong = decode_route(payload, &route); !wrong.empty())
+    return bad_frame(*lane, "ROUTE", wrong);
+  lane->route_known = std::max(lane->route_known, route.number);
+  return learn(route, *lane, now);
 }
 
-// Whether another live slot is left that this worker can reach.
-bool Failover::may_put_out(uint32_t slot) const {
-  if (!current_route_.live(slot)) return false;
-  return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
-    return other.slot != slot && current_route_.live(other) &&
-           current_route_.suspicious(other) == nullptr && other.reached();
-  });
+std::optional<Failure> Failover::learn(const Route& route, const Lane& from, double now) {
+  if (route.number <= current_route_.route().number) return std::nullopt;
+  if (route.slots() != lanes_.reducers().size()) {
+    return lane_failure(ErrorCode::kProtocol, from,
+                        "sent a route of " + std::to_string(route.slots()) + " slots, expected " +
+                            std::to_string(lanes_.reducers().size()));
+  }
+  if (run_.options.rank == 0) {
+    return lane_failure(ErrorCode::kProtocol, from,
+                        "sent route " + std::to_string(route.number) + ", which rank 0 never made");
+  }
+  apply(route, now);
+  return std::nullopt;
 }
 
-bool Failover::may_take_in(const Reducer& reducer, double now) const {
-  if (run_.leaving || !reducer.all_welcomed()) return false;
-  if (now - reducer.moved_at < reducer.patience) return false;
-  return std::all_of(reducer.lanes.begin(), reducer.lanes.begin() + reducer.count,
-                     [now](const auto& lane) {
-                       return !lane->drains && lane->none_absent_since >= 0 &&
-                              now - lane->none_absent_since >= kNoneAbsent;
-                     });
-}
-
-// The slot stays out for at least `patience` seconds, longer each time. Otherwise a reducer that
-// only some ranks can reach would go out and in all the time. A restarted reducer starts over.
-void Failover::put_out(Reducer* reducer, const std::string& why, double now) {
-  const bool again = reducer->moved_at >= 0 && now - reducer->moved_at < kSteady;
-  const double longer = std::clamp(2 * reducer->patience, kPatience, kMostPatience);
-  reducer->patience = again ? longer : kPatience;
-  reducer->moved_at = now;
-  const uint32_t slot = reducer->slot;
-  reports_.push("reducer " + reducer->address + " is out: " + why +
-                "; its part of the work goes to the others");
-  streams_.apply(
-      current_route_.route().with(slot, false, current_route_.route().lanes_by_slot[slot]), now);
-}
-
-void Failover::take_in(Reducer* reducer, double now) {
-  reducer->moved_at = now;
-  reports_.push("reducer " + reducer->address + " is in again");
-  streams_.apply(current_route_.route().with(reducer->slot, true, reducer->count), now);
-}
-
-void Failover::decide(double now) {
-  if (run_.options.rank != 0 || !run_.joined || run_.over() || run_.bye_queued) return;
+void Failover::apply(const Route& route, double now) {
+  std::vector<bool> moved(route.slots());
+  for (uint32_t slot = 0; slot < route.slots(); ++slot) {
+    moved[slot] = route.since[slot] != current_route_.route().since[slot];
+  }
+  current_route_.take(route);
   for (Reducer& reducer : lanes_.reducers()) {
-    if (current_route_.live(reducer) && current_route_.suspicious(reducer) != nullptr) {
-      if (is_new(reducer)) {
-        take_in(&reducer, now);
-      } else if (may_put_out(reducer.slot)) {
-        put_out(&reducer, current_route_.suspicious(reducer)->suspicion, now);
-      }
-    } else if (!current_route_.live(reducer) && may_take_in(reducer, now)) {
-      take_in(&reducer, now);
+    const auto index = static_cast<uint32_t>(&reducer - lanes_.reducers().data());
+    const uint32_t lanes = current_route_.lanes_in_use(reducer);
+    reducer.count = std::max(reducer.count, lanes);
+    for (uint32_t number = 0; number < lanes; ++number) want(index, number);
+    if (!moved[reducer.slot]) continue;
+    for (const auto& lane : reducer.lanes) {
+      lane->bind();
+      if (lane->welcomed() || !current_route_.live(reducer)) lane->suspicion.clear();
+      if (current_route_.live(reducer) && lane->unwelcomed_at >= 0)
+        lane->unwelcomed_at = now;  // restart its timeout
     }
+    reducer.blocked_at = -1;
+  }
+  for (Lane* lane : lanes_.all()) {
+    current_route_.queue_route(lane);
+    const auto has_moved = [&](const Lane::Receiving& result) {
+      return result.round != nullptr &&
+             moved[current_route_.owners().home(result.round->key->id, result.chunk)];
+    };
+    if (std::any_of(lane->receiving.begin(), lane->receiving.end(), has_moved)) {
+      lanes_.discard(lane);
+    }
+    if (lane->has_grant && moved[lane->granted_home]) lane->has_grant = false;
+  }
+  keys_.revive(now);
+  for (const auto& [id, record] : keys_.all()) move_key(record.get(), moved, now);
+  rebuild_queues(nullptr);
+  for (Lane* lane : lanes_.all()) {
+    if (lane->usable()) positions_.maybe_heartbeat(lane, now);
+  }
+}
+
+void Failover::move_key(KeyRecord* record, const std::vector<bool>& moved, double now) {
+  std::vector<std::pair<Round*, std::vector<uint32_t>>> loose;
+  for (const auto& [number, round] : record->rounds) {
+    loose.emplace_back(round.get(), remove_shares(round.get(), moved));
+  }
+  forget_streams(record, moved);
+  begin_streams(record, moved);
+  for (const auto& [round, chunks] : loose) add_shares(round, chunks);
+  for (const auto& entry : record->lanes) {
+    if (!moved[entry->home]) continue;
+    entry->recount();
+    positions_.advance_done(entry.get());
+    positions_.mark_changed(entry.get());
+  }
+  for (const auto& [number, round] : record->rounds) {
+    if (!round->over) continue;
+    for (uint32_t home = 0; home < moved.size(); ++home) {
+      if (!moved[home]) continue;
+      for (Lane* lane : current_route_.lanes_of_home(home)) {
+        if (lane->usable()) rounds_.queue_abandon(*round, lane, home, now);
+      }
+    }
+  }
+}
+
+// Removes the round's shares of moved streams. Returns their chunks that are not stable, ascending.
+std::vector<uint32_t> Failover::remove_shares(Round* round, const std::vector<bool>& moved) {
+  std::vector<uint32_t> loose;
+  std::vector<std::unique_ptr<Share>> kept;
+  for (auto& share : round->shares) {
+    if (!moved[share->home]) {
+      kept.push_back(std::move(share));
+      continue;
+    }
+    for (size_t i = 0; i < share->chunks.size(); ++i) {
+      const uint32_t index = share->chunks[i];
+      Chunk& chunk = round->chunks[index];
+      rounds_.settle(round, index);
+      chunk.share = kNoShare;
+      chunk.asked = false;
+      if (i < share->freed) continue;
+      if (chunk.state == Chunk::State::kSent && !round->over) chunk.state = Chunk::State::kReady;
+      loose.push_back(index);
+    }
+  }
+  round->shares = std::move(kept);
+  for (uint32_t at = 0; at < round->shares.size(); ++at) {
+    for (const uint32_t index : round->shares[at]->chunks) round->chunks[index].share = at;
+  }
+  std::sort(loose.begin(), loose.end());
+  return loose;
+}
+
+void Failover::add_shares(Round* round, const std::vector<uint32_t>& chunks) {
+  const size_t before = round->shares.size();
+  rounds_.cut_shares(round, chunks);
+  for (size_t at = before; at < round->shares.size(); ++at) {
+    Share* share = round->shares[at].get();
+    share->key_lane = rounds_.key_lane(round->key, share->lane, share->home, round->number);
+    share->key_lane->shares.push_back(share);
+    share->advance();
+  }
+  round->unstable =
+      static_cast<size_t>(std::count_if(round->shares.begin(), round->shares.end(),
+                                        [](const auto& share) { return !share->all_freed(); }));
+}
+
+void Failover::forget_streams(KeyRecord* record, const std::vector<bool>& moved) {
+  const auto goes = [&](const auto& entry) { return moved[entry->home]; };
+  for (const auto& entry : record->lanes) {
+    if (!goes(entry)) continue;
+    entry->lane->unreported_cost -= entry->unreported_cost;
+    auto& changed = entry->lane->changed;
+    if (entry->listed) changed.erase(std::find(changed.begin(), changed.end(), entry.get()));
+  }
+  auto& lanes = record->lanes;
+  lanes.erase(std::remove_if(lanes.begin(), lanes.end(), goes), lanes.end());
+}
+
+// Creates the records of moved streams on all lanes of their new home, even without a share there:
+// this rank may have to report `done` for results that other ranks still miss.
+void Failover::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
+  for (uint32_t home = 0; home < moved.size(); ++home) {
+    if (!moved[home]) continue;
+    for (Lane* lane : current_route_.lanes_of_home(home)) {
+      record->lanes.push_back(std::make_unique<KeyLane>(lane, record, home));
+    }
+  }
+}
+
+// Rebuilds the send queues of one lane, or of all lanes if `only` is null, in the order of priority
+// and submission.
+void Failover::rebuild_queues(const Lane* only) {
+  const auto concerned = [only](const Lane* lane) { return only == nullptr || only == lane; };
+  for (Lane* lane : lanes_.all()) {
+    if (!concerned(lane)) continue;
+    lane->queue.clear();
+    lane->undescribed.clear();
+    lane->granted = {};
+  }
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& entry : record->lanes) {
+      if (!concerned(entry->lane)) continue;
+      for (Share* share : entry->shares) {
+        if (share->all_sent()) continue;
+        entry->lane->queue.push_back({record->rounds.at(share->round->number), share});
+      }
+    }
+  }
+  for (Lane* lane : lanes_.all()) {
+    if (!concerned(lane)) continue;
+    std::sort(lane->queue.begin(), lane->queue.end(),
+              [](const Lane::Queued& a, const Lane::Queued& b) {
+                if (a.round->priority != b.round->priority) {
+                  return a.round->priority > b.round->priority;
+                }
+                if (a.round->order != b.round->order) return a.round->order < b.round->order;
+                return a.share->home < b.share->home;
+              });
+    for (const Lane::Queued& entry : lane->queue) {
+      if (entry.share->sent == 0 && entry.share->chunks.front() == 0) {
+        lane->undescribed.push_back(entry);
+      }
+      const bool granted = lane->has_grant && entry.round->key->id == lane->granted_key &&
+                           entry.round->number == lane->granted_round &&
+                           entry.share->home == lane->granted_home;
+      if (granted) lane->granted = entry;
+    }
+    lanes_.kick(lane);
+  }
+}
+
+void Failover::reset_connection(Lane* lane) {
+  lane->control.clear();
+  lane->receiving.clear();
+  lane->has_grant = false;
+  lane->granted = {};
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& entry : record->lanes) {
+      if (entry->lane != lane) continue;
+      for (Share* share : entry->shares) reset_share(share);
+      entry->recount();
+      entry->announced = false;
+      positions_.mark_reported(entry.get());
+      entry->reported = 0;
+      positions_.mark_changed(entry.get());
+    }
+  }
+  lane->resends = true;
+  if (run_.joined) rebuild_queues(lane);
+}
+
+// Marks unanswered chunks to be sent again, in order. They stay charged, because the lane may have
+// received them.
+void Failover::reset_share(Share* share) {
+  for (size_t i = share->freed; i < share->chunks.size(); ++i) {
+    Chunk& chunk = share->chunk(i);
+    if (chunk.charge == Chunk::Charge::kNone) continue;
+    chunk.state = Chunk::State::kReady;
+    share->sent = std::min(share->sent, i);
+  }
+}
+
+void Failover::resend_control(Lane* lane, double now) {
+  current_route_.queue_route(lane);
+  if (lane->stats_waiting) {
+    lanes_.queue_frame(lane, {kStats}, {});
+  }
+  if (!lane->usable()) return;
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& [number, round] : record->rounds) {
+      if (!round->over) continue;
+      for (uint32_t home = 0; home < current_route_.route().slots(); ++home) {
+        if (current_route_.carries(*lane, home)) rounds_.queue_abandon(*round, lane, home, now);
+      }
+    }
+  }
+  positions_.queue_heartbeat(lane, now);
+  lanes_.kick(lane);
+}
+
+Lane* Failover::want(uint32_t reducer, uint32_t number) {
+  Lane* lane = lanes_.want(reducer, number);
+  // The lane was closed while the reducer had fewer lanes.
+  if (run_.joined && lane->phase == Lane::Phase::kClosed) open_again(lane);
+  return lane;
+}
+
+void Failover::open_again(Lane* lane) {
+  const bool left = run_.leaving && rounds_.live_rounds() == 0;
+  const bool gone = run_.joined && lane->number >= lanes_.reducer_of(*lane).count;
+  if (left || gone) {
+    lane->phase = Lane::Phase::kClosed;
+  } else {
+    lanes_.open(lane);
   }
 }
 

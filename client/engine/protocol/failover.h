@@ -1,38 +1,60 @@
-// Makes new routes, on rank 0 only: puts a suspected reducer out and takes a recovered one in.
+// Moves chunks: to the lanes that own them under a new route, when a reducer is out or in again, or
+// to a lane's new connection (PROTOCOL.md, section 11). LiveReducers decides which reducers are
+// out; Owners (chunk_owners.h) says which lane owns a chunk.
+//
+// Law: apply() removes all shares, positions and charges that a moved stream had with its old
+// owner. It then queues every contribution that is not stable for the new owner (except for
+// abandoned rounds), even if this rank holds the result already, because other ranks may not.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <optional>
+#include <string_view>
+#include <vector>
 
-#include "protocol/reports.h"
-#include "protocol/streams.h"
+#include "protocol/rounds.h"
 
 namespace ors {
 
 class Failover {
  public:
-  Failover(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
-           Reports* reports)
+  Failover(Run* run, Lanes* lanes, CurrentRoute* current_route, Keys* keys, Positions* positions,
+           Rounds* rounds)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
-        streams_(*streams),
-        reports_(*reports) {}
+        keys_(*keys),
+        positions_(*positions),
+        rounds_(*rounds) {}
 
-  void decide(double now);  // does nothing on other ranks
-  bool may_put_out(uint32_t slot) const;
-  void put_out(Reducer* reducer, const std::string& why, double now);
+  std::optional<Failure> on_route(Lane* lane, std::string_view payload, double now);
+  std::optional<Failure> learn(const Route& route, const Lane& from, double now);
+  void apply(const Route& route, double now);
+
+  // Returns the lane and makes sure that its connection is opened.
+  Lane* want(uint32_t reducer, uint32_t number);
+  void open_again(Lane* lane);  // closes the lane for good if it is no longer needed
+  // Resets all that belonged to the lane's ended connection. Unanswered contributions are
+  // queued again.
+  void reset_connection(Lane* lane);
+  // Sends again the control frames that the ended connection may not have delivered.
+  void resend_control(Lane* lane, double now);
 
  private:
-  bool is_new(const Reducer& reducer) const;
-  bool may_take_in(const Reducer& reducer, double now) const;
-  void take_in(Reducer* reducer, double now);
+  void move_key(KeyRecord* record, const std::vector<bool>& moved, double now);
+  std::vector<uint32_t> remove_shares(Round* round, const std::vector<bool>& moved);
+  void add_shares(Round* round, const std::vector<uint32_t>& chunks);
+  void forget_streams(KeyRecord* record, const std::vector<bool>& moved);
+  void begin_streams(KeyRecord* record, const std::vector<bool>& moved);
+  void rebuild_queues(const Lane* only);
+  void reset_share(Share* share);
 
-  const Run& run_;
+  Run& run_;
   Lanes& lanes_;
-  const CurrentRoute& current_route_;
-  Streams& streams_;
-  Reports& reports_;
+  CurrentRoute& current_route_;
+  Keys& keys_;
+  Positions& positions_;
+  Rounds& rounds_;
 };
 
 }  // namespace ors

@@ -82,10 +82,10 @@ std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
     }
   }
   lanes_.reducer_of(*lane).incarnation = incarnation;
-  for (uint32_t number = 1; number < lanes; ++number) streams_.want(lane->reducer, number);
+  for (uint32_t number = 1; number < lanes; ++number) failover_.want(lane->reducer, number);
   if (lane->reducer != 0) return std::nullopt;
   for (uint32_t reducer = 1; reducer < lanes_.reducers().size(); ++reducer)
-    streams_.want(reducer, 0);
+    failover_.want(reducer, 0);
   return std::nullopt;
 }
 
@@ -187,7 +187,7 @@ std::optional<Failure> Joining::maybe_join(double now) {
   }
   for (size_t i = 0; i < lanes_.all().size();
        ++i) {  // other ranks may have changed the route already
-    if (auto failure = streams_.learn(lanes_.all()[i]->welcome.route, *lanes_.all()[i], now)) {
+    if (auto failure = failover_.learn(lanes_.all()[i]->welcome.route, *lanes_.all()[i], now)) {
       return failure;
     }
     if (lanes_.all()[i]->drains) suspicions_.suspect(lanes_.all()[i], "it drains", now);

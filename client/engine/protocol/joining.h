@@ -12,13 +12,13 @@ namespace ors {
 
 class Joining {
  public:
-  Joining(Run* run, Lanes* lanes, CurrentRoute* current_route, Rounds* rounds, Streams* streams,
+  Joining(Run* run, Lanes* lanes, CurrentRoute* current_route, Rounds* rounds, Failover* failover,
           Suspicions* suspicions, Recovery* recovery)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
         rounds_(*rounds),
-        streams_(*streams),
+        failover_(*failover),
         suspicions_(*suspicions),
         recovery_(*recovery) {}
 
@@ -38,7 +38,7 @@ class Joining {
   Lanes& lanes_;
   CurrentRoute& current_route_;
   Rounds& rounds_;
-  Streams& streams_;
+  Failover& failover_;
   Suspicions& suspicions_;
   Recovery& recovery_;
 };

@@ -26,11 +26,13 @@ void Recovery::on_disconnect(Lane* lane, const std::string& why, double now) {
   if (lane->phase != Lane::Phase::kDropped) lane->trouble = why;
   if (lane->unwelcomed_at < 0) lane->unwelcomed_at = now;
   lanes_.forget_drop(lane);
-  streams_.reset_connection(lane);
-  streams_.open_again(lane);
+  failover_.reset_connection(lane);
+  failover_.open_again(lane);
 }
 
-// Counts a connection error of a lane and reconnects.
+// Handles a connection error of a lane: drops the connection, and the lane connects again. The
+// errors of a welcomed lane are counted. After kMaxStrikes the reducer is suspected as well. After
+// kLastStrikes, if no other reducer is live, the run ends instead.
 void Recovery::count_error(Lane* lane, const Failure& failure, double now) {
   const uint32_t strikes = lane->welcomed() ? ++lane->strikes : lane->strikes;
   if (strikes >= kLastStrikes && !others_are_live(lanes_.reducer_of(*lane)))
@@ -47,12 +49,12 @@ bool Recovery::others_are_live(const Reducer& reducer) const {
 
 std::optional<Failure> Recovery::welcomed(Lane* lane, double now) {
   resume(lane, now);
-  if (auto failure = streams_.learn(lane->welcome.route, *lane, now)) return failure;
+  if (auto failure = failover_.learn(lane->welcome.route, *lane, now)) return failure;
   if (lane->restarted) {
     suspicions_.suspect(lane, "it was restarted and has lost its state of the run", now);
   }
-  streams_.resend_control(lane, now);
-  failover_.decide(now);
+  failover_.resend_control(lane, now);
+  live_reducers_.decide(now);
   return std::nullopt;
 }
 
@@ -83,8 +85,8 @@ void Recovery::unreachable(Lane* lane, const std::string& why, double now) {
     lane->phase = Lane::Phase::kClosed;
     return;
   }
-  streams_.reset_connection(lane);
-  streams_.open_again(lane);
+  failover_.reset_connection(lane);
+  failover_.open_again(lane);
   if (run_.joined) suspicions_.suspect(lane, why, now);
 }
 

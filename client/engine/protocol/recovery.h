@@ -13,14 +13,14 @@ namespace ors {
 
 class Recovery {
  public:
-  Recovery(Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
-           Suspicions* suspicions, Failover* failover)
+  Recovery(Run* run, Lanes* lanes, const CurrentRoute* current_route, Failover* failover,
+           Suspicions* suspicions, LiveReducers* live_reducers)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
-        streams_(*streams),
+        failover_(*failover),
         suspicions_(*suspicions),
-        failover_(*failover) {}
+        live_reducers_(*live_reducers) {}
 
   void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
   void closed(Lane* lane, const std::string& why, double now);
@@ -39,9 +39,9 @@ class Recovery {
   Run& run_;
   Lanes& lanes_;
   const CurrentRoute& current_route_;
-  Streams& streams_;
-  Suspicions& suspicions_;
   Failover& failover_;
+  Suspicions& suspicions_;
+  LiveReducers& live_reducers_;
   uint64_t reconnects_ = 0;
 };
 

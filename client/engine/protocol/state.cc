@@ -151,7 +151,7 @@ std::optional<Failure> State::run_control(Lane* lane, const Header& header, std:
     case kGrant:
       return sending_.on_grant(lane, header), std::nullopt;
     case kRoute:
-      return streams_.on_route(lane, text, now);
+      return failover_.on_route(lane, text, now);
     case kSuspect:
       return suspicions_.on_suspect(lane, text, now);
     case kAbsent:
@@ -193,7 +193,7 @@ void State::tick(double now) {
     suspicions_.watch_lanes(now);
     suspicions_.watch_reducers(now);
     lost_ranks_.watch(now);
-    failover_.decide(now);
+    live_reducers_.decide(now);
   }
   for (Lane* lane : lanes_.all()) positions_.keep_alive(lane, now);
   keys_.forget_idle(now);

@@ -15,8 +15,9 @@
 //   Results       handles results, refusals and stable positions from lanes
 //   Comparisons   starts the rounds that compare the digests of all ranks
 //   Sending       chooses the next frame of a lane, within credit and grants
-//   Streams       moves streams: to new owners on a new route, to a lane's new connection
-//   Failover      rank 0 only: decides which reducers are out or in
+//   Failover      moves chunks to the lanes that own them under a new route, or to a lane's new
+//                 connection
+//   LiveReducers  rank 0 only: decides which reducers are out or in
 //   Suspicions    detects reducers that this worker cannot reach
 //   LostRanks     detects ranks that the reducers cannot reach, or that have left
 //   Recovery      handles errors and disconnects of lanes; reconnects
@@ -74,7 +75,8 @@ class State {
   const std::string& run_id() const { return run_.run_id; }
 
   // --- rounds ---
-  // Returns an error text if the submission is invalid. Depends on the options only.
+  // Returns an error text if the submission is invalid. Reads no state but the options, which never
+  // change, so the caller needs no lock.
   std::optional<std::string> check(const Submission& submission) const {
     return check_submission(submission, run_.options);
   }
@@ -153,12 +155,12 @@ class State {
   Results results_{&run_, &current_route_, &keys_, &positions_, &rounds_};
   Comparisons comparisons_{&run_, &rounds_, pool.get()};
   Sending sending_{&run_, &lanes_, &current_route_, &keys_, &positions_};
-  Streams streams_{&run_, &lanes_, &current_route_, &keys_, &positions_, &rounds_};
-  Failover failover_{&run_, &lanes_, &current_route_, &streams_, &reports_};
-  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &failover_};
+  Failover failover_{&run_, &lanes_, &current_route_, &keys_, &positions_, &rounds_};
+  LiveReducers live_reducers_{&run_, &lanes_, &current_route_, &failover_, &reports_};
+  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &live_reducers_};
   LostRanks lost_ranks_{&run_, &lanes_, &current_route_, &rounds_};
-  Recovery recovery_{&run_, &lanes_, &current_route_, &streams_, &suspicions_, &failover_};
-  Joining joining_{&run_, &lanes_, &current_route_, &rounds_, &streams_, &suspicions_, &recovery_};
+  Recovery recovery_{&run_, &lanes_, &current_route_, &failover_, &suspicions_, &live_reducers_};
+  Joining joining_{&run_, &lanes_, &current_route_, &rounds_, &failover_, &suspicions_, &recovery_};
   double started_at_ = -1;
   double stable_at_ = -1;  // while leaving: when all rounds became stable
 };

@@ -38,6 +38,10 @@ class ProcessSetControllers:
         self._ranks: dict[int, tuple[int, ...]] = {0: everyone.ranks}
         self._controllers: dict[int, Controller] = {0: everyone}
 
+    def _own_rank(self) -> int:
+        everyone = self._controllers[0]
+        return everyone.ranks[everyone.group.rank]
+
     def controller(self, number: int | None) -> Controller:
         """The controller of a process set.
 
@@ -51,8 +55,9 @@ class ProcessSetControllers:
             )
         if number not in self._controllers:
             raise HorovodInternalError(
-                f"this rank is not in process set {number}, which has the ranks "
-                f"{', '.join(map(str, self._ranks[number]))}",
+                f"process set {number} has the ranks {', '.join(map(str, self._ranks[number]))}, "
+                f"but rank {self._own_rank()} made a call of the set: make the call only where "
+                "process_set.included() is true",
                 reason="usage",
             )
         return self._controllers[number]
@@ -67,11 +72,15 @@ class ProcessSetControllers:
                 f"{len(everyone.ranks) - 1}"
             )
         if members in self._ranks.values():
-            raise ValueError(f"a process set of ranks {list(members)} exists already")
+            same = next(n for n, ranks in self._ranks.items() if ranks == members)
+            raise ValueError(
+                f"process set of ranks {list(members)}: expected ranks that no other set has, got "
+                f"those of process set {same}: use that set"
+            )
         number = self._next
         meet(everyone, f"add_process_set.{number}", members)
         self._next += 1  # on all ranks, or on none if a rank has joined
-        if everyone.ranks[everyone.group.rank] in members:
+        if self._own_rank() in members:
             try:
                 self._controllers[number] = self._join(f"set{number}", members)
             except ReducerError as error:

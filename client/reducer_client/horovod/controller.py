@@ -292,7 +292,7 @@ class Controller:
         return self._stalls.next_check((s.request.name, s.since) for s in self._waiting())
 
     def _waiting(self) -> list[Submission]:
-        """The announced submissions that wait for other ranks, without joins."""
+        """The announced submissions that wait for other ranks, apart from joins."""
         with self._changed:
             return [s for s in self._announced.values() if s.request.kind is not Kind.JOIN]
 

@@ -116,7 +116,10 @@ class Sweep:
         while (size := self._next(sizes[-1])) <= self.max_bytes:
             sizes.append(size)
             if len(sizes) > _MAX_SIZES:
-                raise ValueError(f"stepbytes: expected at most {_MAX_SIZES} sizes, got more")
+                raise ValueError(
+                    f"stepbytes {self.step_bytes:,}: expected at most {_MAX_SIZES:,} sizes from "
+                    f"{self.min_bytes:,} to {self.max_bytes:,} bytes, got more; take larger steps"
+                )
         return sizes
 
     def _next(self, size: int) -> int:

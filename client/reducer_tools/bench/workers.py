@@ -105,7 +105,9 @@ def _receive(connection: Connection, process: BaseProcess) -> Event | _Done | _F
 
 
 def _describe(failures: dict[int, _Failure]) -> str:
-    """The failures by rank; those that follow from another rank's only if there are no others."""
+    """A text of the failures, by rank. Failures that follow from another rank's failure are left
+    out, unless there are no others.
+    """
     causes = {rank: f for rank, f in failures.items() if not f.follows} or failures
     ranks_by_text: dict[str, list[int]] = {}
     for rank, failure in sorted(causes.items()):

@@ -65,7 +65,7 @@ def _read_row(name: str, row: Section) -> Machine:
     row.refuse_others(_COLUMNS)
     gbps, price = row.number("gbps"), row.number("price")
     if gbps is None or not 0 < gbps <= 1e6:
-        raise SpecError(row.at("gbps"), "Gbit/s above 0", describe(row.get("gbps")))
+        raise SpecError(row.at("gbps"), "Gbit/s above 0, at most 1e6", describe(row.get("gbps")))
     if price is not None and not 0 <= price <= 1e9:
-        raise SpecError(row.at("price"), "a price for an hour, 0 or more", describe(price))
+        raise SpecError(row.at("price"), "a price for an hour, from 0 to 1e9", describe(price))
     return Machine(name, gbps, price)

@@ -101,7 +101,8 @@ def _fill_tier(section: Section, tier: str) -> Training:
         for part in ("Type", "Count"):
             if section.get(prefix + part):
                 path, got = section.at(prefix + part), describe(section.get(prefix + part))
-                raise SpecError(path, f"this only with scaleTier {_CUSTOM}, not {tier}", got)
+                expected = f"no such field with scaleTier {tier} (only {_CUSTOM} has it)"
+                raise SpecError(path, expected, got)
     found = []
     for (role, prefix), row in zip(_ROLES, _TIERS[tier], strict=False):
         config, path = section.section(f"{prefix}Config"), section.at("scaleTier")

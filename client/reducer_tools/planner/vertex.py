@@ -62,7 +62,8 @@ def _read_accelerator(machine: Section) -> tuple[str | None, int]:
     if accelerator == "ACCELERATOR_TYPE_UNSPECIFIED":  # protobuf's value for none
         accelerator = None
     if accelerator is None and count:
-        raise SpecError(machine.at("acceleratorType"), "a type with acceleratorCount", "none")
+        expected = f"an accelerator type, because acceleratorCount is {count}"
+        raise SpecError(machine.at("acceleratorType"), expected, "none")
     if accelerator is not None and not count:
         got = describe(machine.get("acceleratorCount"))
         raise SpecError(machine.at("acceleratorCount"), "a whole number, 1 or more", got)

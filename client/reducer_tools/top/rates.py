@@ -61,9 +61,9 @@ def _rates(before: ReducerStatus, now: ReducerStatus) -> Rates:
 
 
 def _waits(before: RunStatus, now: RunStatus) -> dict[int, float]:
-    """The waits of a run by rank.
+    """By rank: the fraction of the time between the summaries in which others waited for it.
 
-    A reducer counts a wait when the rank has arrived. A rank that is absent now counts fully.
+    A reducer counts a wait only when the rank has arrived, so a rank that is absent now gets 1.0.
     """
     seconds = now.seconds - before.seconds
     waited = {rank.rank: rank.waited for rank in before.ranks}

@@ -2,7 +2,7 @@
 
 The law: a record is charged before it is made, and its bytes are given back when it is forgotten.
 Memory for records is reserved when the run forms (`budget.py`), so no job takes memory from
-another job.
+another job. `quotas.py` names the files that limit the rest of what a job takes.
 
 The sizes are bytes as tracemalloc counts them in the compiled build, rounded up, including
 containers and their largest growth. `tests/unit/core/limits/test_charges.py` measures them again.

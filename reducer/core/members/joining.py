@@ -113,8 +113,8 @@ class Founding:
     def _reserve(self, forming: Forming, now: float, out: list[Output]) -> RankLimits:
         """Reserve memory for the run; if too little is free, cut off ended runs of the job.
 
-        Keys of these runs keep memory until ticks have forgotten them, all but CUT_OFF_AT_ONCE
-        bytes.
+        Of the keys of these runs, CUT_OFF_AT_ONCE bytes are forgotten at once. The other keys keep
+        their memory until ticks have forgotten them.
         """
         left = CUT_OFF_AT_ONCE
         for ended in self._roster.ended.of(forming.job):

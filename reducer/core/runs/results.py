@@ -1,4 +1,4 @@
-"""Sends the result of a chunk to the ranks, and keeps it until every rank holds it."""
+"""Sends the result of a chunk to the ranks. `rounds/key.py` decides when it is forgotten."""
 
 from __future__ import annotations
 

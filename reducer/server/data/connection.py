@@ -549,8 +549,9 @@ class Connection:
             self.cut_off_soon(f"slow reader: {what}")
 
     def cut_off_soon(self, why: str) -> None:
-        """Send nothing more, and cut the connection off in a later pass: a whole run may end at
-        once.
+        """Send nothing more, and cut the connection off in a later pass of the event loop.
+
+        A run of thousands of workers may end at once, and then ends in parts.
         """
         if self._must_cut_off or self._aborted or self._transport is None:
             return

@@ -119,7 +119,7 @@ def test_any_option_changes_the_digest() -> None:
         (("-b", "64K", "-e", "4K"), "minbytes: expected at most maxbytes (4096), got 65536"),
         (("-b", "2"), "minbytes: expected at least 4 for all_reduce of float32 over 2 ranks"),
         (("-f", "2", "-i", "4K"), "--stepfactor and --stepbytes: expected one of them"),
-        (("-b", "4K", "-i", "1"), "stepbytes: expected at most 10000 sizes"),
+        (("-b", "4K", "-i", "1"), "stepbytes 1: expected at most 10,000 sizes from 4,096 to"),
         (("-d", "complex64"), "complex64"),
         (("-o", "xor"), "xor"),
         (("-d", "half", "--wire-dtype", "bfloat16"), "expected only with a reduction of float32"),

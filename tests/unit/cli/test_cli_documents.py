@@ -92,12 +92,12 @@ def test_a_bad_file_is_named(tmp_path: Path, data: bytes, error: str) -> None:
     ("data", "error"),
     [
         (b"[m]\ngbps = 'fast'\n", "m.gbps: expected a number, got 'fast'"),
-        (b"[m]\nprice = 1\n", "m.gbps: expected Gbit/s above 0, got none"),
-        (b"[m]\ngbps = 0\n", "m.gbps: expected Gbit/s above 0, got 0"),
-        (b"[m]\ngbps = nan\n", "m.gbps: expected Gbit/s above 0, got nan"),
+        (b"[m]\nprice = 1\n", "m.gbps: expected Gbit/s above 0, at most 1e6, got none"),
+        (b"[m]\ngbps = 0\n", "m.gbps: expected Gbit/s above 0, at most 1e6, got 0"),
+        (b"[m]\ngbps = nan\n", "m.gbps: expected Gbit/s above 0, at most 1e6, got nan"),
         (
             b"[m]\ngbps = 1\nprice = -1\n",
-            "m.price: expected a price for an hour, 0 or more, got -1",
+            "m.price: expected a price for an hour, from 0 to 1e9, got -1",
         ),
         (b"[m]\ngbps = 1\nprise = 1\n", "m.prise: expected price, got 'prise'"),
         (b"m = 1\n", "m: expected a mapping, got 1"),

@@ -312,7 +312,7 @@ def set_at(spec: Any, path: str, value: Any) -> Any:
         (
             "workerPoolSpecs.1.machineSpec.acceleratorType",
             ...,
-            "workerPoolSpecs[1].machineSpec.acceleratorType: expected a type with",
+            "workerPoolSpecs[1].machineSpec.acceleratorType: expected an accelerator type, because",
         ),
         (
             "workerPoolSpecs.2.containerSpec.imageUri",
@@ -335,7 +335,7 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
         ({"scaleTier": "CUSTOM"}, "trainingInput.masterType: expected a machine with scaleTier"),
         (
             {"scaleTier": "BASIC", "workerCount": 4},
-            "trainingInput.workerCount: expected this only with scaleTier CUSTOM, not BASIC, got 4",
+            "trainingInput.workerCount: expected no such field with scaleTier BASIC (only CUSTOM",
         ),
         (
             {"scaleTier": "CUSTOM", "masterType": "standard", "workerCount": 4},

@@ -128,7 +128,7 @@ def test_a_callback_that_comes_after_the_later_use_of_its_name_is_refused(
     first, third = _two_of_one_name(monkeypatch)
     first.end()
     assert _key(third)
-    with pytest.raises(ReducerError, match=r"of call 0 .* after a callback of call 2 has"):
+    with pytest.raises(ReducerError, match=r"of call 0 .* too late: a callback of call 2 has"):
         _key(first)
     assert _key(third)
 

@@ -102,8 +102,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             logger.warning("no momentum correction: Keras 3 compiles the momentum into the step")
         if not self.staircase and not self._steps():
             raise ValueError(
-                f"{type(self).__name__}: fit does not know the steps of an epoch; expected "
-                "steps_per_epoch"
+                f"{type(self).__name__}: expected steps_per_epoch, got none, and fit does not know "
+                "the steps of an epoch: pass steps_per_epoch to the callback"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

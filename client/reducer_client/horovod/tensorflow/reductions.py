@@ -21,7 +21,10 @@ from reducer_client.tensorflow import with_derivative
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a call reduces: its arguments apart from the tensors. ``scales`` are before and after."""
+    """How a call reduces: its arguments apart from the tensors.
+
+    ``scales``: the factors before and after the sum (prescale_factor, postscale_factor).
+    """
 
     op: ReduceOp
     scales: tuple[float, float]

@@ -1,4 +1,4 @@
-"""All-reduce of sparse tensors: what all ranks have, gathered."""
+"""All-reduce of sparse tensors: gathers the entries of all ranks; torch adds equal indices."""
 
 from __future__ import annotations
 

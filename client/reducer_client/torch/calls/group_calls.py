@@ -156,7 +156,10 @@ class GroupCalls:
             raise
 
     def wait_here(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
-        """Run a function that only waits, in a synchronous call. Raises the function's error."""
+        """Run a function that waits and makes no call of this group, and return its finished work.
+
+        Raises the function's error.
+        """
 
         def start() -> CallWork:
             run()

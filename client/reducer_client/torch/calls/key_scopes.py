@@ -70,9 +70,9 @@ class Uses:
             latest = self._latest.get(name, call)
             if latest > call:
                 raise ReducerError(
-                    f"a callback of call {call} of the group makes a call after a callback of call "
-                    f"{latest} has made one: expected the reverse order, because both use the same "
-                    f"keys; register a callback within {_NAMES:,} calls of the group",
+                    f"a callback of call {call} of the group came too late: a callback of call "
+                    f"{latest} has already used the same keys; register a callback, and let it "
+                    f"run, within {_NAMES:,} calls of the group",
                     reason="late",
                 )
             self._latest[name] = call

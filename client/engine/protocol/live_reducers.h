@@ -1,0 +1,39 @@
+// Decides which reducers are live, on rank 0 only: puts a suspected reducer out and takes a
+// recovered one in, by a new route.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "protocol/failover.h"
+#include "protocol/reports.h"
+
+namespace ors {
+
+class LiveReducers {
+ public:
+  LiveReducers(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Failover* failover,
+               Reports* reports)
+      : run_(*run),
+        lanes_(*lanes),
+        current_route_(*current_route),
+        failover_(*failover),
+        reports_(*reports) {}
+
+  void decide(double now);  // does nothing on other ranks
+  bool may_put_out(uint32_t slot) const;
+  void put_out(Reducer* reducer, const std::string& why, double now);
+
+ private:
+  bool is_new(const Reducer& reducer) const;
+  bool may_take_in(const Reducer& reducer, double now) const;
+  void take_in(Reducer* reducer, double now);
+
+  const Run& run_;
+  Lanes& lanes_;
+  const CurrentRoute& current_route_;
+  Failover& failover_;
+  Reports& reports_;
+};
+
+}  // namespace ors
