@@ -77,7 +77,8 @@ class JoinError(ReducerError):
 class PeerLostError(ReducerError):
     """Worker ``rank`` died, fell silent, failed or left before the end of the run.
 
-    ``reason`` is "lost", "failed" or "left". The group has ended.
+    ``reason`` is "lost", "failed" or "left"; in a hierarchy also "neighbour": a rank of the same
+    host closed its connection. The group has ended.
     """
 
 

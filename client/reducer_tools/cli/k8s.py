@@ -57,7 +57,9 @@ def command() -> None:
     help="--memory of `reducer serve`. The memory limit of the pod is higher.",
 )
 @click.option(
-    "--key-secret", default="", help="Name of the Secret whose entry 'key' is the key file."
+    "--key-secret",
+    default="",
+    help="Name of the Secret whose entry 'key' is the key file; in the namespace of the pods.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Start the reducers without a key: they serve everybody."

@@ -84,7 +84,7 @@ _ERRORS = Series("errors", "reducer_errors",
                  "Sessions refused and runs ended, by the error code that the workers were told.",
                  "counter", labels=("lane", "code"))
 _ROUND_SECONDS = Series("round_seconds", "reducer_round_seconds",
-                        "From a round's first contribution on the lane to its last result.",
+                        "Time from a round's first contribution on the lane to its last result.",
                         "histogram", labels=("job_name", "lane"))
 
 _DAEMON_SERIES = _labelled((),
@@ -166,7 +166,8 @@ _RUN_SERIES = _labelled(("job_name", "lane"),
     ("connected", "reducer_connected_ranks", "Ranks that are connected to the lane.", "gauge",
      "max"),
     ("oldest_seconds", "reducer_oldest_round_seconds",
-     "Since the first contribution of the oldest round that is open; 0: none is.", "gauge", "max"),
+     "Time since the first contribution of the oldest open round; 0 if no round is open.",
+     "gauge", "max"),
 )
 
 # By rank: for each job and lane the ranks with the largest numbers

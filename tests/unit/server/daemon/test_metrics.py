@@ -23,9 +23,10 @@ PATH = Path(__file__).parents[4] / "reducer/METRICS.md"
 INTRO = f"""\
 # Metrics
 
-The metrics at `/metrics` of a reducer (`--metrics-host`, `--metrics-port`: loopback, 2223), written
-from `reducer/server/daemon/metrics.py` by `python -m tests.unit.server.daemon.test_metrics`. The
-lanes count; a scrape asks each lane.
+This page lists the metrics at `/metrics` of a reducer (by default `127.0.0.1:2223`:
+`--metrics-host`, `--metrics-port`). `python -m tests.unit.server.daemon.test_metrics` writes the
+page from `reducer/server/daemon/metrics.py`. Each lane keeps its own numbers; a scrape collects the
+numbers of all lanes.
 
 - **over lanes** says how to combine the numbers of several lanes or reducers. Each lane has its own
   bytes and events: `sum`. All lanes see the same rounds, times and ranks: `max`.
