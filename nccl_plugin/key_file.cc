@@ -22,9 +22,12 @@ bool is_private(const struct stat& found, std::string* why) {
   if (!S_ISREG(found.st_mode)) {
     *why = "expected a regular file";
   } else if (found.st_uid != 0 && found.st_uid != ::geteuid()) {
-    *why = "it belongs to user " + std::to_string(found.st_uid) + ", who could replace the key";
+    *why = "it belongs to user " + std::to_string(found.st_uid) + ", expected " +
+           std::to_string(::geteuid()) + " or root: its owner could replace the key";
   } else if ((found.st_mode & 0777 & ~(found.st_uid == 0 ? 0740u : 0700u)) != 0) {
-    *why = "others can read or change it (chmod 600)";
+    *why =
+        "others can read or change it: run chmod 600 (a Kubernetes secret: defaultMode: 0440, and "
+        "fsGroup)";
   } else {
     return true;
   }

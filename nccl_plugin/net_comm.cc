@@ -131,7 +131,8 @@ Result SendComm::check_peer() {
   looked_at_ = (looked_at_ + 1) % fds_.size();
   uint8_t byte;
   const ssize_t n = ::recv(fds_[looked_at_].get(), &byte, sizeof byte, MSG_DONTWAIT);
-  if (n == 0) return fail(kRemoteError, "the receiver has closed the connection");
+  if (n == 0)
+    return fail(kRemoteError, "the receiver has closed the connection: see that rank's log");
   if (n > 0) return fail(kRemoteError, "the receiver sent bytes, expected none");
   return would_block() ? kSuccess : fail(kRemoteError, error_text(errno));
 }
@@ -288,8 +289,9 @@ bool ReceiveComm::begin_piece(Socket* socket) {
     wrong = "the sender sent a piece of an earlier message than expected: " + shown(socket->piece);
   }
   if (wrong.empty() && message >= posted_ && message - posted_ > kMostAhead) {
-    wrong = "the sender sent a piece too far ahead of " + std::to_string(posted_) +
-            " receives: " + shown(socket->piece);
+    wrong = "the sender is " + std::to_string(message - posted_) +
+            " messages ahead of the receives, expected at most " + std::to_string(kMostAhead) +
+            ": " + shown(socket->piece);
   }
   if (!wrong.empty()) {
     fail(kRemoteError, wrong);

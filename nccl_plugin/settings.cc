@@ -101,7 +101,8 @@ const std::vector<Parameter>& parameters() {
       {"REDUCER_SILENCE", "seconds without a byte before a reducer is suspected",
        seconds(&S::silence), shown(&S::silence)},
       {"REDUCER_WORKER_SILENCE",
-       "seconds without a byte before a rank is lost; the value of rank 0 holds for all",
+       "seconds without a byte before a rank is lost, 1 to 3,600; the value of rank 0 holds for "
+       "all",
        seconds(&S::worker_silence), shown(&S::worker_silence)},
       {"REDUCER_WAIT", "seconds that requests wait for a reducer when none is left",
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},

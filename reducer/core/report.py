@@ -89,7 +89,7 @@ def run_numbers(run: Run, ranks: int) -> RunNumbers:
         refused_rounds=run.mismatches.refused,
         parked_bytes=run.held.parked,
         record_bytes=run.records.used,
-        lateness=most(came.lateness.waited, ranks),
+        lateness=most(came.waits.waited, ranks),
         nonfinite=most(sent.nonfinite, ranks),
         round_counts=tuple(enumerate(sent.durations.counts)),
         round_seconds=sent.durations.seconds,
@@ -115,7 +115,7 @@ def run_report(members: Members, now: float, rounds: int) -> RunReport:
         oldest_seconds=0.0 if oldest is None else max(0.0, now - oldest.opened_at),
         bytes_in=run.contributions.bytes_in,
         bytes_out=run.results.bytes_out,
-        lateness=most(run.contributions.lateness.waited),
+        lateness=most(run.contributions.waits.waited),
         disconnected=[rank for rank, _ in disconnected],
         waiting=[_waiting(round_, now) for round_ in waiting],
     )

@@ -96,6 +96,6 @@ def test_groups_form_at_the_same_moment_and_sum_apart(place: Place) -> None:
         "mesh": 4, "mesh#row/0": 2, "mesh#row/1": 2, "mesh#middle": 3,
     }  # fmt: skip
     if place.of_rank_0:
-        refused = "a certificate for the whole job also admits"
+        refused = "use a certificate for the whole job"
         with pytest.raises(AuthenticationError, match=refused):
             join(1, 2, addresses, JOB, run_id="night-7#other", **place.of_rank_0)

@@ -52,8 +52,8 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
   if (magic == "ORSA") return wanted() == 0 ? check_answer() : std::nullopt;
   if (magic == "ORSF") {
     return unproven(
-        "answered with a frame and no proof of the key: it has none, or cannot take connections "
-        "(its log tells)");
+        "answered with a frame and no proof of the key: it has no key (start it with --key-file), "
+        "or cannot accept connections (see its log)");
   }
   if (magic != "ORSP") return unproven("sent no proof of the key: it is not a reducer");
   if (answer_.size() < kPrefaceSize) return std::nullopt;

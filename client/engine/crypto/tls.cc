@@ -183,7 +183,7 @@ void TlsStream::refuse_foreign() {
   }
   if (theirs.major != kProtocolMajor) {
     return refuse("speaks protocol " + version(theirs) + ", this client " + version(Preface()) +
-                      ": protocol version mismatch",
+                      ": protocol version mismatch; install releases with the same major version",
                   ErrorCode::kVersion);
   }
   const char* has = theirs.flags == kPrefacePsk ? "a key (mode psk) and no" : "no";

@@ -73,7 +73,8 @@ void Engine::open_event_loop() {
   wish.events = EPOLLIN | EPOLLET;  // edge-triggered: each write is an event, no read needed
   wish.data.ptr = nullptr;
   if (epoll_ < 0 || event_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &wish) != 0) {
-    throw std::system_error(errno, std::system_category(), "the engine's event loop");
+    throw std::system_error(errno, std::system_category(),
+                            "the engine cannot open its event loop (see ulimit -n)");
   }
 }
 

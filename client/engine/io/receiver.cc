@@ -104,7 +104,8 @@ std::optional<Failure> Receiver::check_first_bytes() {
                   std::string(wrong) + " (" + shown(bytes, kPrefaceSize) + ")");
   }
   return broken(ErrorCode::kVersion, "protocol version mismatch: this client speaks " +
-                                         version(Preface()) + ", got " + version(theirs));
+                                         version(Preface()) + ", got " + version(theirs) +
+                                         ": install releases with the same major version");
 }
 
 // Adds the frames of the buffer to the batch. A control frame that follows a result waits until the

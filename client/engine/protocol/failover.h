@@ -1,5 +1,5 @@
 // Moves chunks: to the lanes that own them under a new route, when a reducer is out or in again, or
-// to a lane's new connection (PROTOCOL.md, section 11). LiveReducers decides which reducers are
+// to a lane's new connection (PROTOCOL.md, section 11). LostReducers decides which reducers are
 // out; Owners (chunk_owners.h) says which lane owns a chunk.
 //
 // Law: apply() removes all shares, positions and charges that a moved stream had with its old

@@ -118,7 +118,9 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
   }
   if (run_.joined &&
       (w.run_id != run_.run_id || !(w.chunk_table == run_.chunk_table) || w.epoch != run_.epoch)) {
-    return differs("run", "'" + w.run_id + "'", "'" + run_.run_id + "' as it was");
+    const char* how = w.run_id == run_.run_id ? " with another epoch or chunk table" : "";
+    return differs("run", "'" + w.run_id + "'" + how,
+                   "'" + run_.run_id + "' of this group: start all ranks again");
   }
   for (const Lane* other : lanes_.all()) {
     if (other->phase != Phase::kWelcomed) continue;
@@ -129,10 +131,15 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
                          "lanes; start all ranks again");
     }
     if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch) {
-      return differs("another chunk table or epoch", "here", "the same as " + other->name);
+      return differs("another chunk table or epoch", "than " + other->name,
+                     "the same: rank 0 was started again while the run joined; start all ranks "
+                     "again");
     }
     if ((other->welcome.slot == w.slot) != (other->reducer == lane.reducer)) {
-      return differs("slot", std::to_string(w.slot), "another than " + other->name);
+      const bool same = other->reducer == lane.reducer;
+      return differs("slot", std::to_string(w.slot),
+                     (same ? "slot " : "any slot but ") + std::to_string(other->welcome.slot) +
+                         ", which " + other->name + " has");
     }
   }
   for (const ChunkRow& row : w.chunk_table) {

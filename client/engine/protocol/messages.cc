@@ -87,7 +87,9 @@ class Fields {
       if (row.list.size() != 2) return fail("a row of the chunk table is not a pair");
       const auto least = row.list[0].as_uint();
       const auto bytes = row.list[1].as_uint();
-      if (!least || !bytes || *bytes > kMaxChunkBytes) return fail("a bad row of the chunk table");
+      if (!least || !bytes || *bytes > kMaxChunkBytes) {
+        return fail("a row of the chunk table is not (least bytes, chunk bytes up to 4 MiB)");
+      }
       out->push_back({*least, static_cast<uint32_t>(*bytes)});
     }
     const char* broken = check_chunk_table(*out);

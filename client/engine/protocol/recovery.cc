@@ -54,7 +54,7 @@ std::optional<Failure> Recovery::welcomed(Lane* lane, double now) {
     suspicions_.suspect(lane, "it was restarted and has lost its state of the run", now);
   }
   failover_.resend_control(lane, now);
-  live_reducers_.decide(now);
+  lost_reducers_.decide(now);
   return std::nullopt;
 }
 

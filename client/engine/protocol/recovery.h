@@ -14,13 +14,13 @@ namespace ors {
 class Recovery {
  public:
   Recovery(Run* run, Lanes* lanes, const CurrentRoute* current_route, Failover* failover,
-           Suspicions* suspicions, LiveReducers* live_reducers)
+           Suspicions* suspicions, LostReducers* lost_reducers)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
         failover_(*failover),
         suspicions_(*suspicions),
-        live_reducers_(*live_reducers) {}
+        lost_reducers_(*lost_reducers) {}
 
   void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
   void closed(Lane* lane, const std::string& why, double now);
@@ -41,7 +41,7 @@ class Recovery {
   const CurrentRoute& current_route_;
   Failover& failover_;
   Suspicions& suspicions_;
-  LiveReducers& live_reducers_;
+  LostReducers& lost_reducers_;
   uint64_t reconnects_ = 0;
 };
 

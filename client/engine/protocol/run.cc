@@ -13,11 +13,17 @@ std::string as_set(double seconds) {
 }
 
 std::optional<std::string> check_options(const Options& o) {
-  if (o.addresses.empty()) return "no reducer address";
-  if (o.job.empty() || o.job.size() > kMaxJobBytes) return "a job name must have 1 to 128 bytes";
-  if (o.run_id.size() > kMaxRunIdBytes) return "a run id must have at most 128 bytes";
+  if (o.addresses.empty()) return "no reducer address: set REDUCER_ADDRS";
+  if (o.job.empty() || o.job.size() > kMaxJobBytes) {
+    return "a job name must have 1 to 128 bytes, got " + std::to_string(o.job.size());
+  }
+  if (o.run_id.size() > kMaxRunIdBytes) {
+    return "a run id must have at most 128 bytes, got " + std::to_string(o.run_id.size());
+  }
   if (!valid_utf8(o.job) || !valid_utf8(o.run_id)) return "job and run id must be UTF-8";
-  if (o.world_size < 1 || o.world_size > kMaxWorldSize) return "world size must be 1 to 8192";
+  if (o.world_size < 1 || o.world_size > kMaxWorldSize) {
+    return "world size must be 1 to 8192, got " + std::to_string(o.world_size);
+  }
   if (o.rank >= o.world_size) {
     return "rank " + std::to_string(o.rank) + " is outside world size " +
            std::to_string(o.world_size);

@@ -193,7 +193,7 @@ void State::tick(double now) {
     suspicions_.watch_lanes(now);
     suspicions_.watch_reducers(now);
     lost_ranks_.watch(now);
-    live_reducers_.decide(now);
+    lost_reducers_.decide(now);
   }
   for (Lane* lane : lanes_.all()) positions_.keep_alive(lane, now);
   keys_.forget_idle(now);

@@ -17,7 +17,7 @@
 //   Sending       chooses the next frame of a lane, within credit and grants
 //   Failover      moves chunks to the lanes that own them under a new route, or to a lane's new
 //                 connection
-//   LiveReducers  rank 0 only: decides which reducers are out or in
+//   LostReducers  rank 0 only: decides which reducers are out or in
 //   Suspicions    detects reducers that this worker cannot reach
 //   LostRanks     detects ranks that the reducers cannot reach, or that have left
 //   Recovery      handles errors and disconnects of lanes; reconnects
@@ -156,10 +156,10 @@ class State {
   Comparisons comparisons_{&run_, &rounds_, pool.get()};
   Sending sending_{&run_, &lanes_, &current_route_, &keys_, &positions_};
   Failover failover_{&run_, &lanes_, &current_route_, &keys_, &positions_, &rounds_};
-  LiveReducers live_reducers_{&run_, &lanes_, &current_route_, &failover_, &reports_};
-  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &live_reducers_};
+  LostReducers lost_reducers_{&run_, &lanes_, &current_route_, &failover_, &reports_};
+  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &lost_reducers_};
   LostRanks lost_ranks_{&run_, &lanes_, &current_route_, &rounds_};
-  Recovery recovery_{&run_, &lanes_, &current_route_, &failover_, &suspicions_, &live_reducers_};
+  Recovery recovery_{&run_, &lanes_, &current_route_, &failover_, &suspicions_, &lost_reducers_};
   Joining joining_{&run_, &lanes_, &current_route_, &rounds_, &failover_, &suspicions_, &recovery_};
   double started_at_ = -1;
   double stable_at_ = -1;  // while leaving: when all rounds became stable

@@ -22,7 +22,8 @@ std::optional<std::string> check_descriptor(const Descriptor& d, uint32_t world_
   if (d.collective < kAllReduce || d.collective > kBarrier) return "unknown collective";
   if (item_size(d.dtype) == 0) return "unknown dtype " + std::to_string(d.dtype);
   if (d.wide && d.dtype != kFloat16 && d.dtype != kBFloat16) {
-    return "a wide tensor is sent as float16 or bfloat16";
+    return "a float32 tensor can be sent as float16 or bfloat16, got dtype " +
+           std::to_string(d.dtype);
   }
   if (d.root >= world_size || (d.root != 0 && d.collective != kBroadcast)) {
     return "root " + std::to_string(d.root) + " is not a rank of this broadcast";
@@ -62,15 +63,23 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
   const Descriptor& d = s.descriptor;
   if (auto wrong = check_descriptor(d, options.world_size)) return wrong;
   if (s.key.empty() || s.key.size() > kMaxKeyBytes || !valid_utf8(s.key)) {
-    return "expected a key of 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size());
+    return std::string("expected a key of 1 to 512 bytes of UTF-8, got ") +
+           (valid_utf8(s.key) ? "" : "text that is not UTF-8, of ") + std::to_string(s.key.size()) +
+           " bytes";
   }
-  if (d.count > uint64_t{1} << 50) return "more than 2^50 elements";
+  if (d.count > uint64_t{1} << 50) {
+    return std::to_string(d.count) + " elements: expected at most 2^50";
+  }
   const bool barrier = d.collective == kBarrier;
   const bool root = d.collective == kBroadcast && options.rank == d.root;
   const bool receiver_only = d.collective == kBroadcast && !root;
   const uint64_t item = caller_item_bytes(d);
-  if (s.source != nullptr && (barrier || receiver_only))
-    return "this rank must not give a source here";
+  if (s.source != nullptr && (barrier || receiver_only)) {
+    return "rank " + std::to_string(options.rank) +
+           (barrier ? " gave a source: a barrier takes none"
+                    : " gave a source: only root " + std::to_string(d.root) +
+                          " of this broadcast gives one");
+  }
   if (auto wrong = check_buffer("source", s.source != nullptr, s.source_bytes,
                                 source_count(d, options.rank, options.world_size), item,
                                 !barrier && !receiver_only)) {

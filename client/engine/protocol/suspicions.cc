@@ -23,7 +23,7 @@ void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
   if (!news) return;
   ++count_;
   queue_suspect(&reducer, now);
-  live_reducers_.decide(now);
+  lost_reducers_.decide(now);
 }
 
 void Suspicions::queue_suspect(Reducer* reducer, double now) {
@@ -42,9 +42,9 @@ std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view paylo
   const uint32_t slot = suspicion.slot;
   if (run_.options.rank != 0 || !run_.joined || slot >= current_route_.route().slots())
     return std::nullopt;
-  if (suspicion.route < current_route_.route().since[slot] || !live_reducers_.may_put_out(slot))
+  if (suspicion.route < current_route_.route().since[slot] || !lost_reducers_.may_put_out(slot))
     return std::nullopt;
-  live_reducers_.put_out(&current_route_.at_slot(slot),
+  lost_reducers_.put_out(&current_route_.at_slot(slot),
                          "rank " + std::to_string(suspicion.rank) + ": " + suspicion.reason, now);
   return std::nullopt;
 }

@@ -7,20 +7,20 @@
 #include <string>
 #include <string_view>
 
-#include "protocol/live_reducers.h"
+#include "protocol/lost_reducers.h"
 
 namespace ors {
 
 class Suspicions {
  public:
   Suspicions(Run* run, Lanes* lanes, CurrentRoute* current_route, const Keys* keys,
-             const Rounds* rounds, LiveReducers* live_reducers)
+             const Rounds* rounds, LostReducers* lost_reducers)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
         keys_(*keys),
         rounds_(*rounds),
-        live_reducers_(*live_reducers) {}
+        lost_reducers_(*lost_reducers) {}
 
   void suspect(Lane* lane, const std::string& why, double now);
   void clear(Lane* lane);  // not if the lane lost its state of the run or drains
@@ -47,7 +47,7 @@ class Suspicions {
   CurrentRoute& current_route_;
   const Keys& keys_;
   const Rounds& rounds_;
-  LiveReducers& live_reducers_;
+  LostReducers& lost_reducers_;
   uint64_t count_ = 0;
   double pause_ = 0;       // length of the last pause if lanes may count this worker as lost; or 0
   double pause_end_ = -1;  // when that pause ended

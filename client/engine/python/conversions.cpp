@@ -109,7 +109,10 @@ nb::object to_python(const Value& value) {
 Secret secret_of(const nb::bytes& key) {
   if (key.size() == 0) return Secret();
   Digest digest;
-  if (key.size() != digest.size()) throw nb::value_error("expected a job key of 32 bytes");
+  if (key.size() != digest.size()) {
+    const std::string got = std::to_string(key.size());
+    throw nb::value_error(("expected a job key of 32 bytes, got " + got).c_str());
+  }
   std::memcpy(digest.data(), key.c_str(), digest.size());
   return Secret(std::move(digest));
 }

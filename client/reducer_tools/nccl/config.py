@@ -38,7 +38,7 @@ def _files() -> list[Path]:
 def _assignments(path: Path) -> Iterator[tuple[str, str]]:
     """The assignments of a file, without LD_...
 
-    The loader of a job has read those variables long before NCCL reads the file.
+    The dynamic loader has read LD_... long before NCCL reads the file.
     """
     try:
         lines = path.read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""The tables of an NCCL net plugin, called as NCCL calls them."""
+"""Calls the function tables of an NCCL net plugin in the way NCCL does."""
 
 from __future__ import annotations
 

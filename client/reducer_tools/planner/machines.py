@@ -1,4 +1,4 @@
-"""The table of machine types, with the rate of the NIC and the price of each."""
+"""The table of machine types, with the rate of each NIC. Prices come from the user."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_price(price: float) -> str:
-    """A price with two decimals, or with three digits below 1.
+    """A price with two decimals; between 0 and 1, with three significant digits.
 
     >>> format_price(1234.5), format_price(0.0004321), format_price(0.0)
     ('1,234.50', '0.000432', '0.00')

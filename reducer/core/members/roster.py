@@ -117,7 +117,7 @@ class Members:
         return self.absent(before)
 
     def _gone(self, before: float) -> list[int]:
-        """MAX_ABSENT ranks without a connection since `before`.
+        """The ranks without a connection since `before`, MAX_ABSENT of them at most.
 
         Each tick asks, and thousands of ranks may be absent for an hour.
         """

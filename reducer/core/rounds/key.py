@@ -14,10 +14,11 @@ from reducer.wire.header import HEADER_SIZE
 class Key(Listed):
     """One key; `stable` is the minimum of the ranks' done positions.
 
-    `_tree` is a tournament: its second half has the done positions, and each place n before that
-    the lesser of places 2n and 2n + 1. The minimum is in place 1, so a report takes logarithmic
-    time whatever the ranks report. `unreported`: the cost of the chunks that are stable although no
-    frame has told the ranks. `idles`: the key is in its table's queue of idle keys.
+    `_tree` is a tournament: its second half has the done position of each rank, and each place n
+    of the first half has the lesser of the places 2n and 2n + 1. The minimum is in place 1, so a
+    report takes logarithmic time whatever the ranks report. `unreported`: the cost of the chunks
+    that are stable although no frame has told the ranks. `idles`: the key is in its table's queue
+    of idle keys.
     """
 
     __slots__ = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reducer.core.measures.lateness import Lateness
+from reducer.core.measures.waits import Waits
 from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.header_checks import Plans, check_length
 from reducer.core.rounds.key_table import KeyRounds
@@ -48,7 +48,7 @@ class Contributions:
         self.bytes_in = 0
         self.duplicates = 0
         self._world_size = len(seats.sessions)
-        self.lateness = Lateness(self._world_size)
+        self.waits = Waits(self._world_size)
         self._half = self._world_size // 2
         self._plans = plans
         self._seats = seats
@@ -172,7 +172,7 @@ class Contributions:
         self._accounts.charge(rank, chunk.cost)
         chunk.contribute(rank, header.payload_crc, buffer, now)
         if chunk.missing < self._half:
-            self.lateness.note(rank, chunk.half_at, now)
+            self.waits.note(rank, chunk.half_at, now)
         if not chunk.missing and self._results.traced:
             chunk.round.note_wait(Wait(rank, chunk.half_at, now))
         has_turn = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE

@@ -8,7 +8,7 @@ from typing import Final
 SHORTEST_WAIT: Final = 0.001
 
 
-class Lateness:
+class Waits:
     """`waited[rank]`: seconds in which half of the ranks had sent a chunk and this rank had not.
 
     The bar is half of the ranks, so that neither one early rank nor one late rank makes all others

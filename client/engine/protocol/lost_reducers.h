@@ -1,5 +1,5 @@
-// Decides which reducers are live, on rank 0 only: puts a suspected reducer out and takes a
-// recovered one in, by a new route.
+// Decides which reducers are out of the job, on rank 0 only: puts a suspected reducer out and takes
+// a recovered one in, by a new route.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace ors {
 
-class LiveReducers {
+class LostReducers {
  public:
-  LiveReducers(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Failover* failover,
+  LostReducers(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Failover* failover,
                Reports* reports)
       : run_(*run),
         lanes_(*lanes),

@@ -1,4 +1,4 @@
-#include "protocol/live_reducers.h"
+#include "protocol/lost_reducers.h"
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@ constexpr double kSteady = 60.0;  // after so many seconds in the route, patienc
 }  // namespace
 
 // Whether all its lanes are connected but have lost their state of the run.
-bool LiveReducers::is_new(const Reducer& reducer) const {
+bool LostReducers::is_new(const Reducer& reducer) const {
   const auto& lanes = reducer.lanes;
   return reducer.all_welcomed() &&
          std::any_of(lanes.begin(), lanes.end(), [](const auto& l) { return l->restarted; }) &&
@@ -23,7 +23,7 @@ bool LiveReducers::is_new(const Reducer& reducer) const {
 }
 
 // Whether another live slot is left that this worker can reach.
-bool LiveReducers::may_put_out(uint32_t slot) const {
+bool LostReducers::may_put_out(uint32_t slot) const {
   if (!current_route_.live(slot)) return false;
   return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
     return other.slot != slot && current_route_.live(other) &&
@@ -31,7 +31,7 @@ bool LiveReducers::may_put_out(uint32_t slot) const {
   });
 }
 
-bool LiveReducers::may_take_in(const Reducer& reducer, double now) const {
+bool LostReducers::may_take_in(const Reducer& reducer, double now) const {
   if (run_.leaving || !reducer.all_welcomed()) return false;
   if (now - reducer.moved_at < reducer.patience) return false;
   return std::all_of(reducer.lanes.begin(), reducer.lanes.begin() + reducer.count,
@@ -43,7 +43,7 @@ bool LiveReducers::may_take_in(const Reducer& reducer, double now) const {
 
 // The slot stays out for at least `patience` seconds, longer each time. Otherwise a reducer that
 // only some ranks can reach would go out and in all the time. A restarted reducer starts over.
-void LiveReducers::put_out(Reducer* reducer, const std::string& why, double now) {
+void LostReducers::put_out(Reducer* reducer, const std::string& why, double now) {
   const bool again = reducer->moved_at >= 0 && now - reducer->moved_at < kSteady;
   const double longer = std::clamp(2 * reducer->patience, kPatience, kMostPatience);
   reducer->patience = again ? longer : kPatience;
@@ -55,13 +55,13 @@ void LiveReducers::put_out(Reducer* reducer, const std::string& why, double now)
       current_route_.route().with(slot, false, current_route_.route().lanes_by_slot[slot]), now);
 }
 
-void LiveReducers::take_in(Reducer* reducer, double now) {
+void LostReducers::take_in(Reducer* reducer, double now) {
   reducer->moved_at = now;
   reports_.push("reducer " + reducer->address + " is in again");
   failover_.apply(current_route_.route().with(reducer->slot, true, reducer->count), now);
 }
 
-void LiveReducers::decide(double now) {
+void LostReducers::decide(double now) {
   if (run_.options.rank != 0 || !run_.joined || run_.over() || run_.bye_queued) return;
   for (Reducer& reducer : lanes_.reducers()) {
     if (current_route_.live(reducer) && current_route_.suspicious(reducer) != nullptr) {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.measures.lateness import SHORTEST_WAIT, Lateness
 from reducer.core.measures.ranking import most
+from reducer.core.measures.waits import SHORTEST_WAIT, Waits
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -81,17 +81,17 @@ def test_a_rank_that_does_its_work_twice_is_late_once() -> None:
 
 
 def test_what_is_sent_at_the_same_time_is_not_late() -> None:
-    lateness = Lateness(2)
+    waits = Waits(2)
     for _ in range(1_000):
-        lateness.note(1, 5.0, 5.0 + SHORTEST_WAIT / 2)
-    assert lateness.waited == [0.0, 0.0]
+        waits.note(1, 5.0, 5.0 + SHORTEST_WAIT / 2)
+    assert waits.waited == [0.0, 0.0]
 
 
 def test_the_ranks_that_were_waited_for_the_longest_come_first() -> None:
-    lateness = Lateness(5)
+    waits = Waits(5)
     for rank, seconds in enumerate((3.0, 0.0, 5.0, 1.0, 4.0)):
-        lateness.note(rank, 10.0, 10.0 + seconds)
-    assert most(lateness.waited) == ((2, 5.0), (4, 4.0), (0, 3.0), (3, 1.0))
+        waits.note(rank, 10.0, 10.0 + seconds)
+    assert most(waits.waited) == ((2, 5.0), (4, 4.0), (0, 3.0), (3, 1.0))
 
 
 def test_a_report_names_who_is_absent_now_and_from_what() -> None:
