@@ -108,6 +108,27 @@ def test_a_run_that_two_lanes_name_differently_is_an_error_that_both_are_told() 
         assert error.code == ErrorCode.JOIN and error.message in text
 
 
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        ({"lane": 1, "slot": 1}, "slot 1, expected slot 0, which reducer r0 (lane 0) has"),
+        (
+            {"reducer": 1, "slot": 0},
+            "slot 0, expected any slot but 0, which reducer r0 (lane 0) has",
+        ),
+    ],
+)
+def test_two_lanes_have_one_slot_if_they_have_one_reducer(
+    second: dict[str, Any], text: str
+) -> None:
+    worker = Worker(reducers=2)
+    worker.pending(lanes=2)
+    worker.connect()
+    worker.welcome(lanes=2, reducers=2)
+    worker.welcome(lanes=2, reducers=2, **second)
+    assert text in failure(worker)[1]
+
+
 def test_one_reducer_under_two_addresses_is_named() -> None:
     worker = Worker(reducers=2)
     worker.pending(1)
