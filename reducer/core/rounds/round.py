@@ -281,12 +281,7 @@ class Round(Listed):
     )  # fmt: skip
 
     def __init__(
-        self,
-        stream: StreamRounds,
-        key: Key,
-        number: int,
-        world_size: int,
-        now: float,
+        self, stream: StreamRounds, key: Key, number: int, world_size: int, now: float
     ) -> None:
         """Raises RecordsError."""
         super().__init__()
