@@ -119,8 +119,7 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
   if (run_.joined &&
       (w.run_id != run_.run_id || !(w.chunk_table == run_.chunk_table) || w.epoch != run_.epoch)) {
     const char* how = w.run_id == run_.run_id ? " with another epoch or chunk table" : "";
-    return differs("run", "'" + w.run_id + "'" + how,
-                   "'" + run_.run_id + "' of this group: start all ranks again");
+    return differs("run", "'" + w.run_id + "'" + how, "'" + run_.run_id + "' of this group");
   }
   for (const Lane* other : lanes_.all()) {
     if (other->phase != Phase::kWelcomed) continue;
@@ -132,8 +131,7 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
     }
     if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch) {
       return differs("another chunk table or epoch", "than " + other->name,
-                     "the same: rank 0 was started again while the run joined; start all ranks "
-                     "again");
+                     "the same: start all ranks again");
     }
     if ((other->welcome.slot == w.slot) != (other->reducer == lane.reducer)) {
       const bool same = other->reducer == lane.reducer;

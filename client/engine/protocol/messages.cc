@@ -88,7 +88,8 @@ class Fields {
       const auto least = row.list[0].as_uint();
       const auto bytes = row.list[1].as_uint();
       if (!least || !bytes || *bytes > kMaxChunkBytes) {
-        return fail("a row of the chunk table is not (least bytes, chunk bytes up to 4 MiB)");
+        return fail("a row of the chunk table is not (least bytes, chunk bytes up to " +
+                    std::to_string(kMaxChunkBytes) + ")");
       }
       out->push_back({*least, static_cast<uint32_t>(*bytes)});
     }

@@ -63,8 +63,7 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
   const Descriptor& d = s.descriptor;
   if (auto wrong = check_descriptor(d, options.world_size)) return wrong;
   if (s.key.empty() || s.key.size() > kMaxKeyBytes || !valid_utf8(s.key)) {
-    return std::string("expected a key of 1 to 512 bytes of UTF-8, got ") +
-           (valid_utf8(s.key) ? "" : "text that is not UTF-8, of ") + std::to_string(s.key.size()) +
+    return "expected a key of 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size()) +
            " bytes";
   }
   if (d.count > uint64_t{1} << 50) {

@@ -75,7 +75,7 @@ class ProcessSetControllers:
             same = next(n for n, ranks in self._ranks.items() if ranks == members)
             raise ValueError(
                 f"process set of ranks {list(members)}: expected ranks that no other set has, got "
-                f"those of process set {same}: use that set"
+                f"the ranks of process set {same}: use process set {same}"
             )
         number = self._next
         meet(everyone, f"add_process_set.{number}", members)

@@ -1,7 +1,7 @@
 """Decides what a kernel does with the parts of a chunk, and when.
 
 An accumulator is taken only when the parts that it replaces are together at least as large. If the
-parts of a chunk are too large for one turn, they are summed in several turns of the run.
+parts of a chunk are too large for one turn, they are summed in several turns of the job.
 """
 
 from __future__ import annotations

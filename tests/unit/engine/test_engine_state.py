@@ -116,11 +116,13 @@ def test_a_run_that_two_lanes_name_differently_is_an_error_that_both_are_told() 
             {"reducer": 1, "slot": 0},
             "slot 0, expected any slot but 0, which reducer r0 (lane 0) has",
         ),
+        (
+            {"lane": 1, "epoch": 1},
+            "another chunk table or epoch than reducer r0 (lane 0), expected the same",
+        ),
     ],
 )
-def test_two_lanes_have_one_slot_if_they_have_one_reducer(
-    second: dict[str, Any], text: str
-) -> None:
+def test_what_a_second_lane_says_otherwise_is_named(second: dict[str, Any], text: str) -> None:
     worker = Worker(reducers=2)
     worker.pending(lanes=2)
     worker.connect()
