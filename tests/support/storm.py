@@ -232,7 +232,11 @@ def main() -> int:
     rounds = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         storm = Storm(seed, arguments.rounds)
-        storm.run()
+        try:
+            storm.run()
+        except BaseException:
+            print(f"seed {seed}: broken, see below", flush=True)
+            raise
         rounds += arguments.rounds * len(storm.keys)
         if seed % 50 == 0:
             print(f"seed {seed}: no law broken in {rounds:,} rounds", flush=True)

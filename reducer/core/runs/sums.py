@@ -80,8 +80,8 @@ class Sums:
     def go_on(self, now: float, out: list[Output]) -> None:
         """Sum the next parts of the chunk that has waited longest."""
         chunk, key = next(iter(self.behind.items()))
-        if chunk.phase is not Phase.COLLECTING:
-            del self.behind[chunk]  # void meanwhile
+        if chunk.phase is not Phase.COLLECTING or chunk.position < key.stable:
+            del self.behind[chunk]  # void meanwhile, or every rank has passed it (PassedRounds)
             return
         self.add(key, chunk, now, out)
 

@@ -13,7 +13,8 @@ from reducer.core.runs.sums import FOLD_AT_ONCE
 from reducer.core.surface import events
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode
-from tests.support.frames import control
+from reducer.wire.keys import key_id, position
+from tests.support.frames import control, heartbeat
 from tests.support.laws import counts_what_it_holds
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
@@ -31,11 +32,22 @@ class Late:
         dtype: DType = DType.FLOAT32,
         most_summed: int = 0,
         missing: int = WORLD,
+        since: int = 0,
         **hello: int,
     ) -> None:
+        """`since`: the route that has moved the stream here, 0 for none.
+
+        The stream's earlier owner has completed the round, and all ranks but 0 report that.
+        """
         self.lane = SimLane(most_summed=most_summed)
         self.lane.inject = self._count
         self.workers = join_all(self.lane, WORLD, **hello)
+        self.since = since
+        if since:
+            route = messages.Route(since, (since,), (1,), (1,))
+            self.workers[0].session.send(control(route))
+            for worker in self.workers[1:]:
+                self.pass_on(worker)
         (members,) = self.lane.core._roster.runs.values()
         self.run: Run = members.run
         self.kernels: list[int] = []  # number of parts of each kernel call
@@ -56,8 +68,14 @@ class Late:
             self.kernels.append(len(output.parts))
 
     def contribute(self, worker: Scripted) -> None:
-        worker.contribute(self.spec, data=self.values[worker.rank].tobytes())
+        data = self.values[worker.rank].tobytes()
+        worker.contribute(self.spec, data=data, route=self.since)
         counts_what_it_holds(self.run)
+
+    def pass_on(self, worker: Scripted) -> None:
+        """The rank reports that it has the result of the round."""
+        entry = (key_id(Spec().key), position(1, 0))
+        worker.session.send(heartbeat(entry, route=self.since))
 
     def catch_up(self) -> None:
         self.lane.catch_up(self.workers[0].session.number)
@@ -150,3 +168,15 @@ def test_a_stream_that_moves_away_takes_its_sums_along() -> None:
     late.workers[0].session.send(control(AWAY))
     late.lane.tick()
     assert not late.run.is_behind and not late.results()
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_a_chunk_that_every_rank_has_passed_is_not_summed(parts: int) -> None:
+    """Regression: its result was complete below the stable position, and was in no account."""
+    late = Late(since=1)
+    for _ in range(parts):
+        late.catch_up()
+    assert late.run.is_behind
+    late.pass_on(late.workers[0])
+    assert not late.run.is_behind and not late.results()
+    assert not late.lane.held and len(late.kernels) == 1 + parts
