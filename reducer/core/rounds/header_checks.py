@@ -58,6 +58,22 @@ class Plans:
         _check_fields(header, rank, epoch, self._world_size)
         return self.of(header)
 
+    def of_contribution(self, header: Header, rank: int, epoch: int) -> ChunkPlan:
+        """Like `checked`, for a contribution: its chunk and its length are checked as well."""
+        plan = self.checked(header, rank, epoch)
+        if header.chunk >= plan.chunks:
+            raise ProtocolError(
+                f"rank {rank} sent chunk {header.chunk} of {_round(header)}, expected 0 to "
+                f"{plan.chunks - 1}"
+            )
+        expected = plan.sends(header.chunk, rank, header.root)
+        if header.length != expected:
+            raise ProtocolError(
+                f"rank {rank} sent {header.length} bytes for chunk {header.chunk} of "
+                f"{_round(header)}, expected {expected}"
+            )
+        return plan
+
     def of(self, header: Header) -> ChunkPlan:
         """Return the plan of a header's round; raises ProtocolError for an invalid round.
 
@@ -136,15 +152,6 @@ def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> Non
         )
     if header.round > MAX_ROUND:
         raise ProtocolError(f"rank {rank} sent round {header.round}, the limit is {MAX_ROUND}")
-
-
-def check_length(header: Header, plan: ChunkPlan, rank: int) -> None:
-    expected = plan.sends(header.chunk, rank, header.root)
-    if header.length != expected:
-        raise ProtocolError(
-            f"rank {rank} sent {header.length} bytes for chunk {header.chunk} of {_round(header)}, "
-            f"expected {expected}"
-        )
 
 
 def _round(header: Header) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reducer.core.measures.waits import Waits
 from reducer.core.rounds.chunk_plan import ChunkPlan
-from reducer.core.rounds.header_checks import Plans, check_length
+from reducer.core.rounds.header_checks import Plans
 from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.rounds.stream import Stream, Streams
@@ -70,18 +70,16 @@ class Contributions:
         a second copy or of a void round. Raises the ProtocolError family for invalid fields, and
         for any other contribution without room.
         """
-        plan = self._plans.checked(header, rank, self._seats.epoch)
+        plan = self._plans.of_contribution(header, rank, self._seats.epoch)
         stream = self._stream_of(rank, header)
-        owned = stream is None or stream.place.owns(header.key, header.chunk)
-        if header.chunk >= plan.chunks or not owned:
+        if stream is None:
+            return None
+        if not stream.place.owns(header.key, header.chunk):
             raise ProtocolError(
                 f"rank {rank} sent chunk {header.chunk} of key {header.key:#x} (a round of "
                 f"{plan.chunks} chunks) to a lane that does not own it"
             )
-        check_length(header, plan, rank)
         cost = plan.cost(header.chunk)
-        if stream is None:
-            return None
         if self._accounts.fits(rank, cost, unread):
             return Admitted(stream, plan, cost)
         if not _takes_no_room(stream, rank, header):

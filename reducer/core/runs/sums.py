@@ -141,10 +141,7 @@ class Sums:
             del ranks[most:]
         parts = [chunk.parts[rank] for rank in ranks]
         acc = parts[0] if chunk.acc is None and width == 1 else chunk.acc
-        plan = chunk.round.plan
-        assert plan is not None
-        total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
-        work = self._begin(key, chunk)
+        work, total = self._begin(key, chunk, op, dtype)
         chunk.begin_fold(ranks)
         out.append(Fold(self._number, work, total, acc, parts, ranks))
         return more
@@ -163,16 +160,16 @@ class Sums:
             assert crc is not None
             self.results.answer(key, chunk, crc, parts[0], now, out)
         else:
-            plan = chunk.round.plan
-            assert plan is not None
-            total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
-            work = self._begin(key, chunk)
+            work, total = self._begin(key, chunk, op, dtype)
             out.append(Finish(self._number, work, total, chunk.acc, parts, ranks, parts[-1]))
 
-    def _begin(self, key: KeyRounds, chunk: Chunk) -> int:
+    def _begin(self, key: KeyRounds, chunk: Chunk, op: int, dtype: int) -> tuple[int, Sum]:
+        """Note that a kernel works on the chunk. Returns the number of the work, and its sum."""
+        plan = chunk.round.plan
+        assert plan is not None
         self._last_work += 1
         self._works[self._last_work] = Work(key, chunk)
-        return self._last_work
+        return self._last_work, Sum(op, dtype, plan.elements(chunk.index), self._world_size)
 
 
 def _in_order(op: int, dtype: int) -> bool:

@@ -349,41 +349,47 @@ def test_ranks_whose_credit_lies_in_a_void_round_may_go_on_with_the_next() -> No
         assert grant.header.key == key_id("y")
 
 
+BROADCAST = Spec(collective=Collective.BROADCAST, op=ReduceOp.COPY)
+BARRIER = Spec(collective=Collective.BARRIER, op=ReduceOp.NONE)
+
+
 # --- senseless frames --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("spec", "chunk", "fields", "size"),
+    ("spec", "chunk", "fields", "size", "text"),
     [
-        (Spec(), 0, {"rank": 1}, 32),
-        (Spec(), 0, {"epoch": 1}, 32),
-        (Spec(), 1, {}, 32),
-        (Spec(), 0, {}, 31),
-        (Spec(), 0, {}, 0),
-        (Spec(), 0, {"dtype": 0}, 32),
-        (Spec(), 0, {"dtype": 11}, 32),
-        (Spec(), 0, {"op": 6}, 32),
-        (Spec(), 0, {"op": 77}, 32),
-        (Spec(op=ReduceOp.BAND), 0, {}, 32),
-        (Spec(op=ReduceOp.BXOR, dtype=DType.BFLOAT16), 0, {}, 16),
-        (Spec(), 0, {"collective": 0}, 32),
-        (Spec(), 0, {"collective": 9}, 32),
-        (Spec(), 0, {"flags": int(Flag.WIDE)}, 32),
-        (Spec(), 0, {"flags": int(Flag.OVERFLOW)}, 32),
-        (Spec(), 0, {"root": 1}, 32),
-        (Spec(), 0, {"round": 1 << 39}, 32),
-        (Spec(), 0, {"count": 2**64 - 1}, 32),
-        (Spec(collective=Collective.BROADCAST, op=ReduceOp.COPY), 0, {"root": 2}, 0),
-        (Spec(collective=Collective.BARRIER, op=ReduceOp.NONE), 0, {}, 0),
+        (Spec(), 0, {"rank": 1}, 32, "a contribution of rank 1 came from rank 0"),
+        (Spec(), 0, {"epoch": 1}, 32, "rank 0 sent epoch 1, expected 0"),
+        (Spec(), 1, {}, 32, "rank 0 sent chunk 1 of {round}, expected 0 to 0"),
+        (Spec(), 0, {}, 31, "rank 0 sent 31 bytes for chunk 0 of {round}, expected 32"),
+        (Spec(), 0, {}, 0, "rank 0 sent 0 bytes for chunk 0 of {round}, expected 32"),
+        (Spec(), 0, {"dtype": 0}, 32, "unknown dtype 0 in {round}"),
+        (Spec(), 0, {"dtype": 11}, 32, "rank 0 sent 32 bytes for chunk 0 of {round}, expected 8"),
+        (Spec(), 0, {"op": 6}, 32, "op 6 does not belong to collective 1"),
+        (Spec(), 0, {"op": 77}, 32, "op 77 does not belong to collective 1"),
+        (Spec(op=ReduceOp.BAND), 0, {}, 32, "op band is for integers, got float32"),
+        (Spec(op=ReduceOp.BXOR, dtype=DType.BFLOAT16), 0, {}, 16, "op bxor is for integers"),
+        (Spec(), 0, {"collective": 0}, 32, "does not belong to collective 0"),
+        (Spec(), 0, {"collective": 9}, 32, "does not belong to collective 9"),
+        (Spec(), 0, {"flags": int(Flag.WIDE)}, 32, "rank 0 set flags"),
+        (Spec(), 0, {"flags": int(Flag.OVERFLOW)}, 32, "rank 0 set flags"),
+        (Spec(), 0, {"root": 1}, 32, "rank 0 named root 1; expected 0 to 1 for a broadcast"),
+        (Spec(), 0, {"round": 1 << 39}, 32, "rank 0 sent round 549755813888, the limit is"),
+        (Spec(), 0, {"count": 2**64 - 1}, 32, "elements per part are more than the limit of"),
+        (BROADCAST, 0, {"root": 2}, 0, "rank 0 named root 2"),
+        (BARRIER, 0, {}, 0, "a barrier of 8 elements, expected 0"),
     ],
 )
 def test_a_senseless_contribution_ends_the_session_and_takes_nothing(
-    spec: Spec, chunk: int, fields: dict[str, int], size: int
+    spec: Spec, chunk: int, fields: dict[str, int], size: int, text: str
 ) -> None:
     lane = SimLane()
     workers = join_all(lane, 2)
     workers[0].contribute(spec, chunk, bytes(size), **fields)
-    assert workers[0].error().code == ErrorCode.PROTOCOL
+    error = workers[0].error()
+    assert error.code == ErrorCode.PROTOCOL
+    assert text.replace("{round}", f"key {key_id('x'):#x} round 0") in error.message
     assert not lane.held
     assert lane.peak == 0
 
