@@ -10,6 +10,9 @@ import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+# NumPy's OpenBLAS starts its threads at import, 0.1 CPU seconds in each process of a test.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 

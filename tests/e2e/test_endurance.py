@@ -128,7 +128,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) 
 
 def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
     """Each rank has an order of its own; the lane has room for one chunk of each rank."""
-    orders.turns(draws(4, 25))
+    orders.turns(draws(2, 25))
 
 
 class _Logged(logging.Handler):
