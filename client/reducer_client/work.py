@@ -71,7 +71,7 @@ class Work(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether the call has succeeded or failed, so that ``wait`` returns or raises at once."""
+        """Whether the call has ended, with or without an error: ``wait`` does not block then."""
         return self._failure is not None or all(op.done for op in self._operations)
 
     @property

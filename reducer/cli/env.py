@@ -14,9 +14,10 @@ from reducer.server import config
 def command(as_json: bool, as_shell: bool) -> None:
     """Print the reducers and the rank found in the environment.
 
-    Each value is printed with its source. The command reads the REDUCER_* variables first, then
-    those of Vertex (CLUSTER_SPEC), TF_CONFIG, Kubernetes, torchrun, Horovod, Open MPI and Slurm.
-    With --shell it prints the variables that torch.distributed needs:
+    Each value is printed with its source. The REDUCER_* variables come first. After them the
+    reducers come from Vertex (CLUSTER_SPEC), TF_CONFIG or Kubernetes, and the rank from torchrun,
+    Horovod, Open MPI, Slurm, Vertex, TF_CONFIG or Kubernetes. With --shell the command prints the
+    variables that torch.distributed needs:
 
     \b
       eval "$(reducer env --shell)"

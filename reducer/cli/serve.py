@@ -1,4 +1,4 @@
-"""``reducer serve``: run the daemon."""
+"""``reducer serve``: run the daemon. `server/config.py` defines the options."""
 
 from __future__ import annotations
 

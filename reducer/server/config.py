@@ -125,9 +125,9 @@ class Config:
     tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
-        "Window of one worker on a lane: the bytes that the worker may send before the lane "
-        "answers. The oldest open round may use a second window on top of this one. If memory is "
-        "short, the window is smaller.",
+        "Credit of one worker on a lane, the worker's window: the bytes that it may send before "
+        "the lane answers. The oldest open round may use two chunks more. If memory is short, the "
+        "credit is smaller.",
         parse_size,
         least=4096,
         most=1 << 30,

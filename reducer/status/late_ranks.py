@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reducer.status.summary import RankStatus
 
-# The least share of the run's time for which the others waited for a late rank.
+# Of the run's time, the least share in which at least half of the ranks waited for a late rank.
 LEAST_SHARE = 0.01
 RANKS_SHOWN = 8
 

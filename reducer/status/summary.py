@@ -1,8 +1,8 @@
 """Combines the reports of the lanes of many reducers: each reducer, each run, each late rank.
 
 Over the lanes of one run, bytes are added up. Of times and numbers of rounds the largest value
-counts, because most rounds have chunks on every lane. (Of many rounds of one chunk, the largest
-value counts a part.)
+counts, because most rounds have chunks on every lane. A round of one chunk is on one lane only: if
+a run has many of them, its number of rounds is shown too small.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from reducer.wire.codes import ErrorCode
 
 
 class ReductionError(Exception):
-    """Base of all families; ``str(error)`` is the message sent to the peer."""
+    """Base class of all errors that a peer is told; ``str(error)`` is the message."""
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
 
@@ -50,7 +50,7 @@ class JoinError(ProtocolError):
 
 
 class QuotaError(ProtocolError):
-    """The peer needs more memory, keys or jobs than this reducer allows."""
+    """The peer needs more memory, keys, runs, connections or reducers than this reducer allows."""
 
     code = ErrorCode.QUOTA
 

@@ -58,9 +58,9 @@ std::optional<Failure> verdict_on(const Comparison& c) {
 
 void Digests::add(uint64_t key_id, const std::string& key, uint64_t round, uint64_t digest) {
   Key& record = keys_[key_id];
-  Window& window = record.open[round / every_];
-  ++window.rounds;
-  window.sum += digest;
+  Span& span = record.open[round / every_];
+  ++span.rounds;
+  span.sum += digest;
   while (!record.open.empty()) {
     const auto oldest = record.open.begin();
     if (oldest->first != record.next || oldest->second.rounds < every_) return;

@@ -1,7 +1,7 @@
-// Checks that all ranks got the same results. Each rank sums a digest over a window of N rounds of
+// Checks that all ranks got the same results. Each rank sums a digest over a span of N rounds of
 // a key; an internal all-reduce on a separate key then collects the digests of all ranks.
 //
-// Law: a digest does not depend on the order in which chunks and rounds finish, and the windows of
+// Law: a digest does not depend on the order in which chunks and rounds finish, and the spans of
 // a key are compared in order. Ranks whose rounds finish in different orders therefore agree.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace ors {
 
-// One window of one key. Each rank contributes a vector that is zero except for its own digest.
+// One span of one key. Each rank contributes a vector that is zero except for its own digest.
 struct Comparison {
   uint64_t key_id = 0;
   std::string key;
@@ -27,7 +27,7 @@ struct Comparison {
   std::vector<uint64_t> digests;  // by rank, after the all-reduce
 };
 
-// Returns the value that one chunk adds to its window; `crc` is the CRC of the result's bytes.
+// Returns the value that one chunk adds to its span; `crc` is the CRC of the result's bytes.
 uint64_t digest_of(uint64_t key_id, uint64_t position, uint32_t crc);
 
 // Returns nullopt if all ranks agree, else a failure with the same text on all ranks.
@@ -37,21 +37,21 @@ class Digests {
  public:
   void compare_every(uint64_t rounds) { every_ = rounds; }  // 0: never
   bool on() const { return every_ > 0; }
-  bool ends_window(uint64_t round) const { return (round + 1) % every_ == 0; }
+  bool ends_span(uint64_t round) const { return (round + 1) % every_ == 0; }
 
   // Adds a finished round. Call once per round.
   void add(uint64_t key_id, const std::string& key, uint64_t round, uint64_t digest);
-  // Returns the next window to compare, or nullopt.
+  // Returns the next span to compare, or nullopt.
   std::optional<Comparison> next_due();
 
  private:
-  struct Window {
+  struct Span {
     uint64_t rounds = 0;
     uint64_t sum = 0;
   };
   struct Key {
-    uint64_t next = 0;  // the window to be compared next
-    std::map<uint64_t, Window> open;
+    uint64_t next = 0;  // the span to be compared next
+    std::map<uint64_t, Span> open;
   };
 
   uint64_t every_ = 0;

@@ -162,7 +162,7 @@ void Results::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payl
 // without a lock.
 bool Results::rereads(const Round& round) {
   return round.descriptor.collective == kAllReduce && round.comparison == nullptr &&
-         rounds_.digests().ends_window(round.number);
+         rounds_.digests().ends_span(round.number);
 }
 
 // Adds a result to the round's digest. Reduce-scatter is skipped: each rank gets a different

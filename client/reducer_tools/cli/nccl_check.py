@@ -71,8 +71,8 @@ def command(
     they have moved, and checks whether the environment lets NCCL use the plugin. No GPU is needed.
     The ranks wait 10 seconds for the reducers, or as long as REDUCER_CONNECT_TIMEOUT says.
 
-    The exit status is 0 only if the reducers have counted the bytes, and no setting in the
-    environment would keep a job from the reducers.
+    The exit status is 0 only if the reducers have counted the bytes, and the environment lets NCCL
+    use the plugin.
     """
     from reducer_tools.nccl import config, report
     from reducer_tools.nccl.check import CheckOptions, check

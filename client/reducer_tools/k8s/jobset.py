@@ -83,7 +83,7 @@ def worker_pod(
 
 
 def _worker_environment(reducers: Reducers) -> list[Manifest]:
-    """The variables by which a worker finds the reducers of its JobSet, whatever its name."""
+    """The variables by which a worker finds its JobSet's reducers; they fit any JobSet."""
     name = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOBSET_LABEL}']"}}
     hosts = [f"{_JOBSET}-{REDUCERS}-0-{index}.{_JOBSET}" for index in range(reducers.replicas)]
     values = {

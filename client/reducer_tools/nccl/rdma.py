@@ -10,8 +10,8 @@ from reducer_tools.nccl.report import Row
 _DEVICES = Path("/sys/class/infiniband")
 
 
-def lost(folder: Path = _DEVICES) -> str:
-    """A sentence that names the RDMA devices; "" if there are none."""
+def unused_rdma(folder: Path = _DEVICES) -> str:
+    """A sentence that names the RDMA devices that NCCL leaves unused; "" if there are none."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError:
@@ -24,5 +24,5 @@ def lost(folder: Path = _DEVICES) -> str:
 
 
 def rows(folder: Path = _DEVICES) -> Iterator[Row]:
-    if text := lost(folder):
+    if text := unused_rdma(folder):
         yield Row("environment", "note", text, "the plugin is for clusters with plain Ethernet")

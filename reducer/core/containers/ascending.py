@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from reducer.core.containers.tables import Numbered
 
-# How many lost numbers one call removes: 0.3 us each. Other jobs then have their turns.
-_LOST_AT_ONCE: Final = 1_024
+# How many removed numbers one call forgets: 0.3 us each. Other jobs then have their turns.
+_REMOVED_AT_ONCE: Final = 1_024
 
 
 class Ascending:
     """The numbers of a table, smallest first.
 
-    A number that the table has lost stays here until it is the smallest. `add` and `lost` keep at
-    most twice as many numbers as the table has, and the records of the table's numbers are charged.
+    A removed number stays here until it is the smallest. `add` and `removed` keep at most twice as
+    many numbers as the table has, and the records of the table's numbers are charged.
     """
 
     __slots__ = ("_heap",)
@@ -26,10 +26,10 @@ class Ascending:
     def add(self, number: int, table: Numbered[Any]) -> None:
         """The table has `number` now."""
         heapq.heappush(self._heap, number)
-        self.lost(table)
+        self.removed(table)
 
-    def lost(self, table: Numbered[Any]) -> None:
-        """The table has lost a number."""
+    def removed(self, table: Numbered[Any]) -> None:
+        """A number has been removed from the table."""
         if len(self._heap) > 2 * len(table):
             self._heap = sorted(table.numbers())
 
@@ -40,10 +40,10 @@ class Ascending:
     def first_below(self, limit: int, table: Numbered[Any]) -> int | None:
         """The smallest number of the table if it is below `limit`, else None.
 
-        None also if _LOST_AT_ONCE lost numbers come first: the caller then asks again in another
-        turn.
+        None also if _REMOVED_AT_ONCE removed numbers come first: the caller then asks again in
+        another turn.
         """
-        for _ in range(_LOST_AT_ONCE):
+        for _ in range(_REMOVED_AT_ONCE):
             if not self.has_below(limit):
                 return None
             if self._heap[0] in table:

@@ -1,4 +1,8 @@
-"""One connection of one worker to this lane."""
+"""One connection of one worker to this lane.
+
+A lane closes a session that is silent. Whether its rank is lost, the workers decide
+(client/engine/protocol/lost_ranks.cc).
+"""
 
 from __future__ import annotations
 

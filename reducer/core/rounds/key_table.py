@@ -131,7 +131,7 @@ class KeyRounds(Key):
     def forget(self, round_: Round) -> None:
         if self.rounds.pop(round_.number) is not None:
             if self.ascending is not None:
-                self.ascending.lost(self.rounds)
+                self.ascending.removed(self.rounds)
             round_.give_back()
 
 

@@ -371,7 +371,7 @@ class Round(Listed):
     def forget_chunk(self, chunk: Chunk) -> None:
         if self.chunks.pop(chunk.index) is not None:
             if self.ascending is not None:
-                self.ascending.lost(self.chunks)
+                self.ascending.removed(self.chunks)
             size = CHUNK + LIST_PLACE * len(self.contributed)
             records = self.stream.records
             records.give(size)

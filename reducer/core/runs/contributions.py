@@ -173,8 +173,8 @@ class Contributions:
             self.waits.note(rank, chunk.half_at, now)
         if not chunk.missing and self._results.traced:
             chunk.round.note_wait(Wait(rank, chunk.half_at, now))
-        has_turn = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE
-        if has_turn and self._sums.add(key, chunk, now, out):
+        may_sum = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE
+        if may_sum and self._sums.add(key, chunk, now, out):
             self._seats.ask_for_turns(out)
         if self._sums.behind:
             self._sums.maybe_go_on(now, out)

@@ -28,7 +28,7 @@ logger = logging.getLogger("reducer.lanes")
 START_SECONDS = 60.0
 PING_SECONDS = 1.0
 AGAIN_SECONDS = 1.0  # between two orders to drain
-REPORT_SECONDS = 4.0  # reports yield to jobs; `reducer status` waits for 5 s
+REPORT_SECONDS = 4.0  # a busy lane reports late, since jobs go first; `reducer status` waits 5 s
 _SWEEP_SECONDS = 0.25  # between two checks of the waiting sockets
 # A process that has lived for less than this has died quickly. A death after a longer life counts
 # as the first of a new row. After the third death in a row the next start is delayed, each time

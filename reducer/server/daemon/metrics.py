@@ -67,13 +67,27 @@ _KERNEL_INFO = Series("kernels", "reducer_kernel_info",
 _REFUSED = Series("refused", "reducer_refused_connections",
                   "Connections refused before they could say HELLO, by cause.",
                   "counter", labels=("cause",))
-# Causes of refusals: before the preface is complete, because of the preface, and without a proof.
 # Every cause is exported from the start as 0; otherwise its first refusal would be no increase.
-REFUSAL_CAUSES = (
-    "busy", "crowded", "descriptors", "garbage", "keyless", "lane", "late", "plain", "slow",
-    "uncertified", "version",
-    "distrust", "ending", "expired", "forged", "left", "oversized", "untrusted",
-)
+REFUSAL_CAUSES = {
+    "slow": "the preface or the proof did not come in time",
+    "garbage": "the preface or the handshake is not what a worker sends",
+    "version": "the peer speaks another major version of the protocol",
+    "plain": "the worker has no key or certificate, and the reducer requires one",
+    "keyless": "the worker asks for mode psk, and the reducer has no key",
+    "uncertified": "the worker asks for mode tls, and the reducer has no certificate",
+    "forged": "mode psk: the proof was made with another key",
+    "left": "the peer closed before its proof: a worker with another key, or a port scan",
+    "untrusted": "mode tls: the worker's certificate is from another CA, or it has none",
+    "expired": "mode tls: the worker's certificate has expired",
+    "distrust": "mode tls: the worker refuses the reducer's certificate or TLS parameters",
+    "oversized": "mode tls: too many bytes came before the end of the handshake",
+    "crowded": "the oldest peer without a preface or a proof made room for another",
+    "busy": "too many connections wait for the lane, or the lane has ended",
+    "late": "the lane did not take the connection in time",
+    "lane": "the worker asks for a lane that the reducer does not have",
+    "descriptors": "the reducer has no file descriptor left",
+    "ending": "the reducer is ending",
+}
 _METRICS_DROPPED = Series("metrics_dropped", "reducer_metrics_dropped_connections",
                           "Connections to the metrics port that were cut off, by cause.",
                           "counter", labels=("cause",))

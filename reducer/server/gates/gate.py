@@ -1,9 +1,9 @@
 """The gate of a lane in mode psk or tls: holds connections until their workers give a proof.
 
-Law: there are at most 256 newcomers, or an eighth of the descriptors. Each costs what its mode
-allows and lasts two seconds at most. A newcomer has no decoder, no session and no state of a job.
-The loop does only a part of the waiting handshakes at a time, so that jobs need not wait. After the
-proof the newcomer's transport belongs to an ordinary Connection, with a permit.
+Law: there are at most 256 newcomers, and at most an eighth of the descriptors. Each costs what its
+mode allows and lasts two seconds at most. A newcomer has no decoder, no session and no state of a
+job. The loop does only a part of the waiting handshakes at a time, so that jobs need not wait.
+After the proof the newcomer's transport belongs to an ordinary Connection, with a permit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Admit = Callable[[Permit | None], Connection]
 
 
 class Gate:
-    """The newcomers of one lane; ``refused`` counts by cause the newcomers that gave no proof.
+    """The newcomers of one lane. ``refused``: for each cause, how many newcomers were refused.
 
     ``admit`` makes the connection of a worker with a permit; None permits any job.
     """

@@ -46,7 +46,8 @@ def run(
 ) -> list[Any]:
     """Call ``function`` with the values of the tensors, as ``call_in_order`` does.
 
-    All calls of the Horovod layer have one owner, so they run in the order of the program.
+    The owner of all calls of the Horovod layer is the global process set, so they run in the order
+    of the program.
 
     Raises, eagerly:
         FailedPreconditionError: for every HorovodInternalError.

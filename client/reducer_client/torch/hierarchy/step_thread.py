@@ -11,7 +11,7 @@ from reducer_client.reports import logger
 
 
 class StepThread:
-    """Runs steps in order. A step that raises is logged. The thread ends with the process."""
+    """Runs steps in order. A step that raises is logged. The thread is a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._steps: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -83,7 +83,7 @@ def test_numbers_that_are_lost_take_no_memory() -> None:
         ascending.add(number, table)
         if number % 100:
             table.pop(number)
-            ascending.lost(table)
+            ascending.removed(table)
         assert len(ascending._heap) <= 2 * len(table)
     assert ascending.first_below(10_000, table) == 0
 
@@ -97,7 +97,7 @@ def test_a_turn_looks_at_some_of_the_numbers_that_are_lost() -> None:
         ascending.add(number, table)
     for number in range(4_999):
         table.pop(number)
-        ascending.lost(table)
+        ascending.removed(table)
     looks = 0
     while (first := ascending.first_below(5_000, table)) is None:
         assert ascending.has_below(5_000)

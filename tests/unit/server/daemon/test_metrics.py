@@ -41,6 +41,13 @@ numbers of all lanes.
 `deploy/prometheus/alerts.yaml` has alerts.
 
 """
+CAUSES = """\
+## Causes
+
+`reducer_refused_connections_total` counts each refused connection by one cause:
+
+| cause | meaning |
+|---|---|"""
 
 
 def text() -> str:
@@ -50,7 +57,8 @@ def text() -> str:
         rows.append((f"`{series.exposed}`", series.kind, labels, series.over, series.help))
     lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows]
     lines.insert(1, "|---" * len(rows[0]) + "|")
-    return INTRO + "\n".join(lines) + "\n"
+    causes = [f"| `{cause}` | {why} |" for cause, why in metrics.REFUSAL_CAUSES.items()]
+    return "\n".join([INTRO + "\n".join(lines), "", CAUSES, *causes, ""])
 
 
 def test_the_document_shows_what_there_is() -> None:
