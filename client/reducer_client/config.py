@@ -2,7 +2,7 @@
 
 Precedence: arguments, then ``REDUCER_*``, then the variables of launchers and clusters
 (`reducer.cluster`), then the default. The window of a worker is an option of the reducers:
-``--credit`` (`reducer.server.config`).
+``--credit`` (`reducer.server.serve_options`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import click
 
 from reducer.cli.click_options import config_options, effective
 from reducer.columns import aligned
-from reducer.server import config
+from reducer.server import serve_options
 
 
 @click.command("config")
@@ -20,10 +20,10 @@ def command(show_docs: bool, file: str | None, **given: Any) -> None:
     Takes the options of `reducer serve`.
     """
     if show_docs:
-        click.echo(config.document(), nl=False)
+        click.echo(serve_options.document(), nl=False)
         return
     found = effective(file, given)
-    table = config.options()
+    table = serve_options.options()
     rows = [
         (name, table[name].format(getattr(found.config, name)), source)
         for name, source in found.sources.items()

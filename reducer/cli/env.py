@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from reducer.cluster import report
-from reducer.server import config
+from reducer.server import serve_options
 
 
 @click.command("env")
@@ -25,8 +25,8 @@ def command(as_json: bool, as_shell: bool) -> None:
     if as_json and as_shell:
         raise click.UsageError("--json and --shell: expected one of them, got both")
     try:
-        cluster = config.find_cluster()
-    except config.ConfigError as error:
+        cluster = serve_options.find_cluster()
+    except serve_options.ConfigError as error:
         raise click.ClickException(str(error)) from None
     show = report.as_json if as_json else report.as_shell if as_shell else report.as_text
     click.echo(show(cluster))

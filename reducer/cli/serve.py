@@ -1,4 +1,4 @@
-"""``reducer serve``: run the daemon. `server/config.py` defines the options."""
+"""``reducer serve``: run the daemon. `server/serve_options.py` defines the options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from reducer.cli.click_options import config_options, effective
-from reducer.server import config
+from reducer.server import serve_options
 
 
 @click.command("serve")
@@ -29,10 +29,10 @@ def command(file: str | None, **given: Any) -> None:
     """
     found = effective(file, given)
     try:
-        config.check_protection(found.config)
-        config.make_timeline_folder(found.config)
-        key = config.read_key(found.config)
-    except config.ConfigError as error:
+        serve_options.check_protection(found.config)
+        serve_options.make_timeline_folder(found.config)
+        key = serve_options.read_key(found.config)
+    except serve_options.ConfigError as error:
         raise click.UsageError(str(error)) from None
     from reducer.server.daemon.app import serve
     from reducer.server.gates.tls import TlsFiles, TlsFilesError, make_context

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from reducer.parent import die_with_parent
-from reducer.server.config import usable_cores
+from reducer.server.serve_options import usable_cores
 from tests.soak import Figures, Say
 from tests.soak.training import Training
 from tests.support.reducers import Reducers

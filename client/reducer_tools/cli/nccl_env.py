@@ -62,5 +62,5 @@ def command(
     title = [f"NCCL {used}: {found[0].path if found else 'as --version says'}"]
     title += [f"NCCL {other.version}, too: {other.path}" for other in found[1:]]
     title += [f"plugin: {plugin}", *(f"NCCL {note}" for note in variables.notes(used, force))]
-    title += [text] if (text := rdma.lost()) else []
+    title += [text] if (text := rdma.unused_rdma()) else []
     click.echo(variables.as_text(title, lines))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reducer import __version__, compiled, kernels
-from reducer.server.config import usable_cores
+from reducer.server.serve_options import usable_cores
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer_tools.doctor.findings import HERE, Finding, fault, warning
 

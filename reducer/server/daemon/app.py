@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from reducer import __version__, compiled, log, units
-from reducer.server import config, file_descriptors
+from reducer.server import file_descriptors, serve_options
 from reducer.server.daemon.acceptor import Acceptor
 from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.daemon.drain import drain
@@ -38,7 +38,7 @@ _SWITCH_SECONDS = 0.0002
 _REOPEN_SECONDS = 1.0
 
 
-def serve(options: config.Config, key: bytes = b"") -> int:
+def serve(options: serve_options.Config, key: bytes = b"") -> int:
     """Run the daemon until it is told to stop. Returns the exit status.
 
     ``key`` is the key of mode psk. The status is `drained_status` after a drain, and after a stop
@@ -53,12 +53,12 @@ def serve(options: config.Config, key: bytes = b"") -> int:
         logger.error("%s", error)
         return EXIT_FAILED
     file_descriptors.raise_limit()
-    if options.mode == "open" and not config.is_loopback(options.host):
+    if options.mode == "open" and not serve_options.is_loopback(options.host):
         logger.warning(
             "serving on %s without authentication: anyone who reaches it can join, read and change "
             "sums; a key keeps strangers out (reducer keygen, %s)",
             options.host,
-            config.env_name("key_file"),
+            serve_options.env_name("key_file"),
         )
     if options.mode != "open":  # inherited by the lanes: no core dump may hold a key or gradients
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -73,7 +73,7 @@ def serve(options: config.Config, key: bytes = b"") -> int:
 class Server:
     """One daemon, whose life is `run`."""
 
-    def __init__(self, options: config.Config, key: bytes) -> None:
+    def __init__(self, options: serve_options.Config, key: bytes) -> None:
         self._options = options
         self._monotonic_start = time.monotonic()
         self._serves = False

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from reducer.server import config
-from reducer.server.pipe.options import LaneOptions
+from reducer.server import serve_options
+from reducer.server.pipe.lane_options import LaneOptions
 from reducer.server.pipe.orders import ORDER_KEY
 from reducer.server.watchdog import EXIT_WITHOUT_BEAT
 
@@ -45,7 +45,7 @@ class LaneChild:
     def __str__(self) -> str:
         return f"lane {self._lane} (pid {self._process.pid})"
 
-    async def start(self, options: config.Config, key: bytes) -> None:
+    async def start(self, options: serve_options.Config, key: bytes) -> None:
         """Spawn the process. Raises OSError or MemoryError if that fails; nothing is left then."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_LINE_LIMIT)
@@ -152,14 +152,14 @@ def _spawn(options: LaneOptions) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(options.orders_fd, options.answers_fd),
-            env=config.child_environment(),
+            env=serve_options.child_environment(),
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _lane_options(
-    options: config.Config, lane: int, orders_fd: int, answers_fd: int, psk: bool
+    options: serve_options.Config, lane: int, orders_fd: int, answers_fd: int, psk: bool
 ) -> LaneOptions:
     return LaneOptions(
         lane=lane,

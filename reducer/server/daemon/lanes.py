@@ -17,7 +17,7 @@ from typing import Any
 
 from reducer.core.surface.numbers import Part
 from reducer.log import RateLimit
-from reducer.server import config, file_descriptors
+from reducer.server import file_descriptors, serve_options
 from reducer.server.daemon.lane_child import LaneChild
 from reducer.server.pipe.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
 from reducer.server.pipe.reports import numbers_of, part_of, put_together
@@ -55,7 +55,7 @@ class LaneHandle:
     ``room``: how many sockets may wait for it.
     """
 
-    def __init__(self, options: config.Config, lane: int, key: bytes, room: int) -> None:
+    def __init__(self, options: serve_options.Config, lane: int, key: bytes, room: int) -> None:
         self.lane = lane
         self.restarts = 0
         self.failure = ""  # how the lane has ended, if it did not drain
@@ -268,7 +268,7 @@ class LaneHandle:
 class LaneGroup:
     """All lanes of one daemon."""
 
-    def __init__(self, options: config.Config, key: bytes) -> None:
+    def __init__(self, options: serve_options.Config, key: bytes) -> None:
         lanes = options.lane_count
         room = max(1, file_descriptors.room_for_waiting() // lanes)
         self.handles = [LaneHandle(options, lane, key, room) for lane in range(lanes)]

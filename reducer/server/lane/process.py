@@ -40,7 +40,7 @@ from reducer.server.gates.psk_gate import PskGate
 from reducer.server.gates.tls import TlsFiles, make_context
 from reducer.server.gates.tls_gate import TlsGate
 from reducer.server.lane.cycles import Cycles
-from reducer.server.pipe.options import LaneOptions
+from reducer.server.pipe.lane_options import LaneOptions
 from reducer.server.pipe.orders import (
     ORDER_DRAIN,
     ORDER_KEY,

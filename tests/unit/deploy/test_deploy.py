@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from reducer.server import config
+from reducer.server import serve_options
 from reducer_tools import cli
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -83,7 +83,9 @@ def test_the_vertex_job_has_enough_reducers_in_its_third_pool() -> None:
     assert plan["reducers"] == reducers["replicaCount"] == plan["reducers_needed"]
     environment = {entry["name"]: entry["value"] for entry in reducers["containerSpec"]["env"]}
     # The image sets the host; this file and CLUSTER_SPEC set the rest.
-    config.check_protection(config.load({}, env={"REDUCER_HOST": "0.0.0.0", **environment}).config)
+    serve_options.check_protection(
+        serve_options.load({}, env={"REDUCER_HOST": "0.0.0.0", **environment}).config
+    )
 
 
 def test_the_slurm_script_is_bash() -> None:
@@ -114,9 +116,9 @@ def test_the_units_variables_are_options() -> None:
     text = (DEPLOY / "systemd" / "reducer.service").read_text()
     lines = re.findall(r"^Environment=(.*)$", text, re.M)
     given = dict(pair.split("=", 1) for line in lines for pair in line.split())
-    known = {config.env_name(name) for name in config.options()}
+    known = {serve_options.env_name(name) for name in serve_options.options()}
     assert set(given) <= known
-    config.check_protection(config.load({}, env=given).config)
+    serve_options.check_protection(serve_options.load({}, env=given).config)
 
 
 def test_the_unit_outlives_a_lane_that_is_killed_for_memory() -> None:

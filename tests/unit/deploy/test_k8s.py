@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from reducer.cluster import addresses
-from reducer.server import config
+from reducer.server import serve_options
 from reducer.status import ask
 from reducer.units import parse_size
 from reducer_client import config as client_config
@@ -173,7 +173,7 @@ def test_reducers_run_locked_in(arguments: tuple[str, ...]) -> None:
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert ports[container[probe]["httpGet"]["port"]] == 2223
-    drain = config.load({}, env={}).config.drain_timeout
+    drain = serve_options.load({}, env={}).config.drain_timeout
     assert pod["terminationGracePeriodSeconds"] >= drain + 10, "would be killed while it drains"
 
 
@@ -181,11 +181,12 @@ def test_reducers_run_locked_in(arguments: tuple[str, ...]) -> None:
 def test_reducers_get_the_options_that_were_asked_for(arguments: tuple[str, ...]) -> None:
     (pod,) = pods(rendered(*arguments, "--cpus", "6", "--memory", "3GiB"))
     (container,) = pod["containers"]
-    found = config.load({}, env=variables(container)).config
+    found = serve_options.load({}, env=variables(container)).config
     assert (found.lanes, found.memory) == (6, 3 << 30)
     assert (found.port, found.metrics_port) == (2222, 2223)
-    assert not config.is_loopback(found.host) and not config.is_loopback(found.metrics_host)
-    config.check_protection(found)
+    for host in (found.host, found.metrics_host):
+        assert not serve_options.is_loopback(host)
+    serve_options.check_protection(found)
     assert found.key_file == container["volumeMounts"][0]["mountPath"] + "/key"
     limit = container["resources"]["limits"]["memory"]
     assert 3 << 30 < parse_size(limit + "B") < 5 << 30
@@ -201,14 +202,16 @@ def test_a_job_starts_a_reducer_again_that_was_evicted(
 ) -> None:
     """A Job counts a pod that ends with 0 as complete; a StatefulSet starts every pod again."""
     (pod,) = pods(rendered(*arguments))
-    found = config.load({}, env=variables(pod["containers"][0])).config
+    found = serve_options.load({}, env=variables(pod["containers"][0])).config
     assert found.drained_status == status
     assert pod.get("restartPolicy") == ("OnFailure" if status else None)
 
 
 def test_without_a_key_they_say_that_they_are_open() -> None:
     (pod,) = pods(rendered("--kind", "pool", "--insecure"))
-    config.check_protection(config.load({}, env=variables(pod["containers"][0])).config)
+    serve_options.check_protection(
+        serve_options.load({}, env=variables(pod["containers"][0])).config
+    )
     assert "volumes" not in pod
 
 
@@ -339,6 +342,6 @@ def test_a_misspelt_field_is_found(kind: str, breakage: Callable[[Manifest], Non
 
 
 def test_ports_have_one_value_everywhere() -> None:
-    served = config.Config()
+    served = serve_options.Config()
     assert {served.port} == {settings.PORT, addresses.DEFAULT_PORT}
     assert {served.metrics_port} == {settings.METRICS_PORT, ask.DEFAULT_PORT}

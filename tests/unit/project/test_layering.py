@@ -81,7 +81,7 @@ ALLOWED = {
     "reducer_tools": {"reducer.parent"},
     "reducer_tools.bench": {*TOOLS, "reducer_client", "reducer_tools.planner", "rich"},
     "reducer_tools.demo": {*TOOLS, "reducer_client", "torch", "sklearn", "matplotlib", "rich"},
-    "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.config"},
+    "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.serve_options"},
     "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
     "reducer_tools.nccl": {"reducer.cluster", "reducer.status", "reducer_tools.children", "numpy"},
     "reducer_tools.planner": {"reducer.columns", "matplotlib"},
@@ -107,7 +107,7 @@ FORBIDDEN = {
     | {"io", "pathlib", "importlib", "sys", "shutil", "tempfile", "urllib", "http"},
 }
 ENVIRONMENT_READERS = {
-    "reducer.server.config",
+    "reducer.server.serve_options",
     "reducer_client.config",
     "reducer_client.horovod.config",
     "reducer_tools.nccl.config",

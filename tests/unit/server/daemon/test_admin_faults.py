@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from reducer.server import config
+from reducer.server import serve_options
 from reducer.server.daemon import app
 from reducer.server.daemon.admin import Admin, text_answer
 from reducer.server.sockets import listen
@@ -33,7 +33,7 @@ async def ask(port: int) -> bytes:
 
 async def serve(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Lack memory for the first client; returns the answer to the second client."""
-    server = app.Server(config.Config(), b"")
+    server = app.Server(serve_options.Config(), b"")
     admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
     server._serves = True
     loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ def test_the_metrics_port_answers_after_a_client_without_memory(
 
 async def open_again(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The answers while the port cannot be reopened, and afterwards."""
-    server = app.Server(config.Config(), b"")
+    server = app.Server(serve_options.Config(), b"")
     admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
     server._serves = True
     await admin.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reducer.server import config
+from reducer.server import serve_options
 from reducer.server.daemon import app, metrics, status_page
 from reducer.server.daemon.admin import json_answer
 from reducer.server.pipe.snapshot import LaneReport
@@ -39,7 +39,7 @@ class Listener:
 
 
 def a_server() -> app.Server:
-    server: Any = app.Server(config.Config(), b"")
+    server: Any = app.Server(serve_options.Config(), b"")
     server._lanes = Lanes()
     server._acceptor = SimpleNamespace(refused={}, passed=0)
     server._admin = SimpleNamespace(dropped={})

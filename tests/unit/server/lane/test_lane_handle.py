@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from reducer.server import config, file_descriptors
+from reducer.server import file_descriptors, serve_options
 from reducer.server.daemon import lane_child, lanes
 from reducer.server.daemon.lane_child import LaneChild
 from reducer.server.daemon.lanes import LaneGroup, LaneHandle
@@ -31,7 +31,7 @@ class Child:
         self._hear = hear
         self.killed = False
 
-    async def start(self, options: config.Config, key: bytes) -> None:
+    async def start(self, options: serve_options.Config, key: bytes) -> None:
         self._hear({"ready": True})
 
     def when_writable(self, call: Callable[[], None] | None) -> None:
@@ -47,7 +47,7 @@ class Child:
 
 
 def handle() -> LaneHandle:
-    return LaneHandle(config.Config(), 0, b"", 10)
+    return LaneHandle(serve_options.Config(), 0, b"", 10)
 
 
 def test_a_question_that_a_lane_has_lost_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.M
 class Unstartable(Child):
     """The start of the second process fails for lack of memory."""
 
-    async def start(self, options: config.Config, key: bytes) -> None:
+    async def start(self, options: serve_options.Config, key: bytes) -> None:
         if Unstartable.made == 2:
             raise MemoryError("injected")
         await super().start(options, key)
@@ -144,7 +144,7 @@ def test_a_lane_that_nobody_would_start_again_ends_the_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
-        group, gave_up = LaneGroup(config.Config(lanes=1), b""), asyncio.Event()
+        group, gave_up = LaneGroup(serve_options.Config(lanes=1), b""), asyncio.Event()
 
         async def fail() -> None:
             raise MemoryError("injected")
@@ -171,7 +171,7 @@ def test_the_end_of_a_process_is_found_though_nobody_tells(monkeypatch: pytest.M
 
     async def run() -> None:
         child = LaneChild(0, lambda answer: None)
-        await child.start(config.Config(), b"")
+        await child.start(serve_options.Config(), b"")
         child.kill()
         async with asyncio.timeout(10):
             assert await child.end() == "signal SIGKILL"
@@ -211,7 +211,7 @@ def test_nothing_is_left_of_a_process_that_cannot_be_watched() -> None:
         loop.add_reader, add_reader = fail, loop.add_reader  # type: ignore[method-assign,assignment]
         try:
             with pytest.raises(MemoryError):
-                await child.start(config.Config(), b"")
+                await child.start(serve_options.Config(), b"")
         finally:
             loop.add_reader = add_reader  # type: ignore[method-assign]
         await asyncio.sleep(0)
@@ -298,7 +298,7 @@ def test_an_order_to_drain_that_is_lost_comes_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lanes, "AGAIN_SECONDS", 0.01)
 
     async def run() -> None:
-        group = LaneGroup(config.Config(lanes=1), b"")
+        group = LaneGroup(serve_options.Config(lanes=1), b"")
         group.spawn(lambda: None)
         await group.wait_ready()
         await group.drain(10.0)

@@ -19,7 +19,7 @@ from reducer.core.lane import Lane
 from reducer.server.data.timeline import Timeline
 from reducer.server.lane import process as lane_module
 from reducer.server.lane.process import LaneProcess
-from reducer.server.pipe.options import LaneOptions
+from reducer.server.pipe.lane_options import LaneOptions
 from reducer.server.pipe.orders import ORDER_SOCKET
 from tests.support.faults import Faulty
 

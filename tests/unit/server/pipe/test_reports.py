@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reducer.core.surface.numbers import Part, RunPart
-from reducer.server import config
+from reducer.server import serve_options
 from reducer.server.daemon.lanes import LaneHandle
 from reducer.server.lane import process as lane_module
 from reducer.server.lane.process import LaneProcess
@@ -228,14 +228,14 @@ def test_no_part_of_a_report_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch)
         def __init__(self, number: int, hear: Callable[[dict[str, Any]], None]) -> None:
             self._hear = hear
 
-        async def start(self, options: config.Config, key: bytes) -> None:
+        async def start(self, options: serve_options.Config, key: bytes) -> None:
             self._hear({"part": copy.deepcopy(parts[0])})
 
         async def end(self) -> str:
             return "status 1"
 
     async def run() -> None:
-        handle = LaneHandle(config.Config(), 0, b"", 10)
+        handle = LaneHandle(serve_options.Config(), 0, b"", 10)
         monkeypatch.setattr("reducer.server.daemon.lanes.LaneChild", Child)
         monkeypatch.setattr(handle, "_answered", lambda question, found: heard.append(found))
         await handle._live()

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from reducer import units
 from reducer.cli import main
 from reducer.core.surface.settings import LaneSettings
-from reducer.server import config
-from reducer.server.config import Config, ConfigError, load
+from reducer.server import serve_options
+from reducer.server.serve_options import Config, ConfigError, load
 
-ROOT = Path(config.__file__).resolve().parent
+ROOT = Path(serve_options.__file__).resolve().parent
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_bad_values_name_the_option_the_source_and_the_value(
     name: str, text: str, says: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load({}, env={config.env_name(name): text})
-    for part in (name.replace("_", "-"), config.env_name(name), repr(text), says):
+        load({}, env={serve_options.env_name(name): text})
+    for part in (name.replace("_", "-"), serve_options.env_name(name), repr(text), says):
         assert part in str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_a_reducers_replica_serves_where_its_cluster_says(
     assert (found.config.host, found.config.port) == (host, port)
     assert found.config.insecure == insecure
     assert found.sources["host"] == found.sources["port"] == "CLUSTER_SPEC"
-    config.check_protection(found.config)
+    serve_options.check_protection(found.config)
 
 
 def test_what_is_named_comes_before_the_cluster(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_what_is_named_comes_before_the_cluster(tmp_path: Path) -> None:
     assert load({"key_file": "/k"}, env=env).config.insecure is False
     assert load({"host": "::1", "port": "1"}, env={"CLUSTER_SPEC": "{"}).config.port == 1
     with pytest.raises(ConfigError, match=r"--key-file .*--insecure"):
-        config.check_protection(load({"host": "0.0.0.0"}, env=env).config)
+        serve_options.check_protection(load({"host": "0.0.0.0"}, env=env).config)
     with pytest.raises(ConfigError, match=r"--key-file .*--insecure"):
-        config.check_protection(load({}, env={**env, "REDUCER_INSECURE": "0"}).config)
+        serve_options.check_protection(load({}, env={**env, "REDUCER_INSECURE": "0"}).config)
 
 
 def test_tensorflows_cluster_does_not_stand_for_insecure() -> None:
@@ -136,7 +136,7 @@ def test_tensorflows_cluster_does_not_stand_for_insecure() -> None:
     found = load({}, env={"TF_CONFIG": json.dumps(spec)})
     assert (found.config.host, found.config.port) == ("0.0.0.0", 4321)
     with pytest.raises(ConfigError, match=r"--key-file .*--insecure"):
-        config.check_protection(found.config)
+        serve_options.check_protection(found.config)
 
 
 def test_other_replicas_serve_as_anywhere() -> None:
@@ -177,7 +177,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 def test_the_documentation_is_the_defaults(tmp_path: Path) -> None:
     text = CliRunner().invoke(main, ["config", "--show-docs"]).output
-    assert set(tomllib.loads(text)) == set(config.options())
+    assert set(tomllib.loads(text)) == set(serve_options.options())
     file = tmp_path / "r.toml"
     file.write_text(text, encoding="utf-8")
     found = load({}, file=str(file), env={})
@@ -203,10 +203,10 @@ def test_the_documentation_is_the_defaults(tmp_path: Path) -> None:
 def test_protection(given: dict[str, str], allowed: bool) -> None:
     options = load(given, env={}).config
     if allowed:
-        config.check_protection(options)
+        serve_options.check_protection(options)
         return
     with pytest.raises(ConfigError) as caught:
-        config.check_protection(options)
+        serve_options.check_protection(options)
     for name in ("--key-file", "REDUCER_KEY_FILE", "--insecure", "REDUCER_INSECURE"):
         assert name in str(caught.value)
 
@@ -225,7 +225,7 @@ TLS = {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
 )
 def test_tls_is_whole_and_alone(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.check_protection(load(given, env={}).config)
+        serve_options.check_protection(load(given, env={}).config)
     assert says in str(caught.value)
 
 
@@ -236,19 +236,19 @@ def test_the_mode_follows_from_the_files() -> None:
 
 
 def test_auto_lanes_are_the_usable_cores() -> None:
-    assert load({"lanes": "auto"}, env={}).config.lane_count == config.usable_cores() >= 1
+    assert load({"lanes": "auto"}, env={}).config.lane_count == serve_options.usable_cores() >= 1
     assert load({"lanes": "3"}, env={}).config.lane_count == 3
 
 
 def test_a_lane_runs_the_code_of_its_parent() -> None:
-    first = config.child_environment()["PYTHONPATH"].split(":")[0]
+    first = serve_options.child_environment()["PYTHONPATH"].split(":")[0]
     assert Path(first) == ROOT.parent
 
 
 def test_a_lane_has_a_secret_that_nobody_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images for reproducible training set PYTHONHASHSEED; peers could then choose bad keys."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert config.child_environment()["PYTHONHASHSEED"] == "random"
+    assert serve_options.child_environment()["PYTHONHASHSEED"] == "random"
 
 
 def test_a_lane_has_the_defaults_of_the_options() -> None:
