@@ -1,8 +1,8 @@
-"""Key files: one line of base64url text, with the master key or, behind ``job-key:``, a job's key.
+"""Key files: one line of base64url text, with the reducers' key or (``job-key:``) a job's key.
 
-A reducer needs the master key. A worker needs only the key of its job, which is derived from the
-master key and is valid for no other job. No message, log line or exception of this module contains
-a byte of a key.
+A reducer needs the reducers' key (PROTOCOL.md calls it the master key). A worker needs only the key
+of its job, which is derived from the reducers' key and is valid for no other job. No message, log
+line or exception of this module contains a byte of a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyFileError(ValueError):
 
 
 def make(path: str) -> None:
-    """Write a random master key to a new file of mode 0600; raises KeyFileError."""
+    """Write a random key of reducers to a new file of mode 0600; raises KeyFileError."""
     _write_new(path, base64.urlsafe_b64encode(secrets.token_bytes(NEW_KEY_BYTES)))
 
 
@@ -67,7 +67,7 @@ def _write_new(path: str, text: bytes) -> None:
 
 
 def read(path: str) -> bytes:
-    """Read the master key from a file. Raises KeyFileError, also if others can access the file."""
+    """Read the reducers' key; raises KeyFileError, also if others can access the file."""
     text = _read_text(path)
     if text.startswith(_JOB_PREFIX):
         raise KeyFileError(
@@ -78,7 +78,7 @@ def read(path: str) -> bytes:
 
 
 def read_for_job(path: str, job: str) -> bytes:
-    """Read the key of ``job`` from a file with the master key or with a job's key.
+    """Read the key of ``job`` from a file with the reducers' key or with a job's key.
 
     Raises KeyFileError.
     """

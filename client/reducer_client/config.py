@@ -166,9 +166,9 @@ def resolve_key(
 ) -> bytes:
     """The job's key for mode psk; b"" means none.
 
-    The key comes from the master key ``key``, else from the file ``key_file``, else from the file
-    that ``REDUCER_KEY_FILE`` names. The key is not part of Settings, so that no log line, copy or
-    message can contain it.
+    The key comes from the reducers' key ``key``, else from the file ``key_file``, else from the
+    file that ``REDUCER_KEY_FILE`` names. The key is not part of Settings, so that no log line,
+    copy or message can contain it.
 
     Raises ValueError for a bad file or key, and TypeError if ``key`` is not bytes. No error text
     contains a part of the key.
@@ -349,8 +349,9 @@ def _resolve_ranks(
         task = cluster.find_task(env)
         why = f" ({task.source}: this replica is: {task.value.role})" if task else ""
         raise ValueError(
-            f"no rank{why}: give rank=, or set REDUCER_RANK, or start this program "
-            "with a launcher that sets the rank (`reducer env` shows what is found)"
+            f"no rank{why}: give one (connect(rank=), or --rank of a command), or set "
+            "REDUCER_RANK, or start this program with a launcher that sets the rank (`reducer env` "
+            "shows what is found)"
         )
     if found_size is None:
         raise ValueError(

@@ -103,7 +103,7 @@ class AuthenticationError(ReducerError):
 
 
 class QuotaExceededError(ReducerError):
-    """The job needs more of a reducer's memory, runs or connections than its share.
+    """The job needs more memory, records, keys, runs, connections or reducers than its share.
 
     Also raised for a call whose array has more chunks than the protocol allows.
     """

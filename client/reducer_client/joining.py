@@ -87,9 +87,9 @@ def connect(
             Chrome traces such as Perfetto; "" means none. The folder must be on a local disk,
             because a file system that hangs would delay the rounds. By default
             ``REDUCER_TIMELINE``.
-        key: master key of the reducers as bytes, for programs that fetch secrets themselves.
-        key_file: file with the reducers' master key or this job's key, as ``reducer keygen`` writes
-            it; "" means none. Every reducer must prove that it has the key. By default
+        key: the reducers' key as bytes, for programs that fetch secrets themselves.
+        key_file: file with the reducers' key or this job's key, as ``reducer keygen`` writes it;
+            "" means none. Every reducer must prove that it has the key. By default
             ``REDUCER_KEY_FILE``.
         tls_cert: PEM file with this worker's certificate and chain; "" means none. Connections then
             use TLS 1.3 and the system's OpenSSL, and every reducer needs a certificate for its name
@@ -104,7 +104,8 @@ def connect(
             has another security mode; or this machine has no OpenSSL.
         ReducerUnavailableError: no reducer answered at an address within ``connect_timeout``.
         JoinError: the ranks contradict each other, or some did not join in ``connect_timeout``.
-        QuotaExceededError: the job would exceed its share of a reducer's runs or connections.
+        QuotaExceededError: a reducer has too little free memory for the job, or the job would
+            exceed its share of runs, connections or reducers.
         ProtocolError: the process at an address is not a reducer, or (ProtocolVersionError) has
             another major version of the protocol.
     """

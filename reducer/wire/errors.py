@@ -74,7 +74,10 @@ class CorruptedError(ProtocolError):
 
 
 class IntegrityError(ProtocolError):
-    """Two copies of one contribution differ, and the reducer cannot know which one is right."""
+    """Two copies of one contribution differ, and the reducer cannot know which one is right.
+
+    The run ends for all ranks.
+    """
 
     code = ErrorCode.INTEGRITY
 

@@ -86,10 +86,12 @@ def test_packets_that_vanish_cost_no_step(site: partitions.Site, job: str) -> No
         training.finish()
 
 
+@pytest.mark.long  # 19 s; the stopped worker of this file is named by the same rule
 def test_a_worker_whose_packets_vanish_is_named(site: partitions.Site, job: str) -> None:
     assert max(partitions.lose_worker(site, job, 1)) < SILENT_SECONDS
 
 
+@pytest.mark.long  # 35 s; test_proofs.py and test_collectives.py compare the bits of every sum
 def test_the_bits_are_those_of_the_contributions_alone() -> None:
     bits.run(2, 1, hush, numbers=(1, 3))
 

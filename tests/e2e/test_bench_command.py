@@ -190,6 +190,7 @@ def test_a_killed_worker_is_named() -> None:
         wait_until(lambda: not any(alive(pid) for pid in members), 10, "processes left behind")
 
 
+@pytest.mark.long  # 37 s, of which 30 are a wait; test_bars.py names a stopped worker
 def test_a_killed_reducer_and_a_frozen_worker_are_named() -> None:
     """Two benchmarks run at the same time, since workers wait 30 s for a lost reducer."""
     with (

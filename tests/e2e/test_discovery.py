@@ -51,6 +51,7 @@ with reducer_client.connect() as group:
 """
 
 
+@pytest.mark.long  # 28 s for torchrun; tests/unit/cluster has the order of the sources
 def test_the_ranks_of_torchrun_come_before_that_of_the_replica(tmp_path: Path) -> None:
     script = tmp_path / "sum.py"
     script.write_text(SUM, encoding="utf-8")

@@ -414,6 +414,7 @@ def _run(reducers: Reducers, job: str, store: Path, kills: tuple[int, ...]) -> s
     return str(digest)
 
 
+@pytest.mark.long  # 18 s; test_ddp_failover.py kills reducers under DDP
 def test_a_killed_reducer_leaves_no_trace_in_the_parameters(job: str, tmp_path: Path) -> None:
     with Reducers(2) as reducers:
         calm = _run(reducers, job + "-calm", tmp_path / "calm", ())

@@ -225,7 +225,7 @@ class Chunk:
         self.round.left -= 1
 
     def drop(self, freed: list[Buffer]) -> None:
-        """Move every buffer of the chunk to `freed`, which has the parts even if this raises."""
+        """Move every buffer of the chunk to `freed`; if this raises, `freed` has the parts."""
         held = self.round.stream.held
         if self.phase is Phase.COMPLETE:
             held.unstable -= self.cost

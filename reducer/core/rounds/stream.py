@@ -96,7 +96,7 @@ class Streams:
         """Return the stream that a frame of `rank` belongs to; None if a route has moved it away.
 
         Raises ProtocolError if this lane does not own the stream under the route that it knows, and
-        RecordsError.
+        RecordsError if there is no room for the record of a new stream.
         """
         stream = self._by_home.get(home)
         if stream is not None and stream.since == since:

@@ -1,4 +1,4 @@
-"""Decides what a kernel does with the parts of a chunk, and when.
+"""Decides what a kernel does with the parts of a chunk, when, and in which order of the ranks.
 
 An accumulator is taken only when the parts that it replaces are together at least as large. If the
 parts of a chunk are too large for one turn, they are summed in several turns of the job.

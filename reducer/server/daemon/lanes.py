@@ -292,7 +292,7 @@ class LaneGroup:
                 raise RuntimeError(handle.failure)
 
     def failure(self) -> str:
-        """How the first lane has ended that did not drain; empty if all drained."""
+        """How the first lane that did not drain has ended; empty if all lanes drained."""
         return next((handle.failure for handle in self.handles if handle.failure), "")
 
     def down(self) -> list[int]:

@@ -4,8 +4,8 @@ The lanes count; a scrape asks each lane for a snapshot and renders it. This mod
 numbers, so the series of a job end with the job. The label of a job is not called `job`, because
 Prometheus has a label of that name for every target. A group of a job's workers has its own label,
 `JOB#GROUP`, because the group numbers its ranks differently. Labels are bounded: jobs by
---max-total-runs, ranks by `reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes
-and codes by the code.
+--max-total-runs, ranks by MAX_RANKS for each run and by MAX_RANKS_OF_JOB for each job, on each lane
+(`reducer.core.measures.ranking`), causes and codes by the code.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ REFUSAL_CAUSES = {
     "plain": "the worker has no key or certificate, and the reducer requires one",
     "keyless": "the worker asks for mode psk, and the reducer has no key",
     "uncertified": "the worker asks for mode tls, and the reducer has no certificate",
-    "forged": "mode psk: the proof was made with another key",
-    "left": "the peer closed before its proof: a worker with another key, or a port scan",
+    "forged": "mode psk: the proof is wrong; a worker with another key sends none (`left`)",
+    "left": "the peer closed before its proof, as a worker with another key or a port scan does",
     "untrusted": "mode tls: the worker's certificate is from another CA, or it has none",
     "expired": "mode tls: the worker's certificate has expired",
     "distrust": "mode tls: the worker refuses the reducer's certificate or TLS parameters",
@@ -149,7 +149,7 @@ _JOB_SERIES = _labelled(("job_name", "lane"),
     ("bytes_in", "reducer_job_received_bytes", "Payload received.", "counter"),
     ("bytes_out", "reducer_job_sent_bytes", "Payload sent.", "counter"),
     ("contributions", "reducer_contributions", "Contributions.", "counter"),
-    ("results", "reducer_results", "Results sent to a rank.", "counter"),
+    ("results", "reducer_results", "Results sent, counted for each rank.", "counter"),
     ("duplicates", "reducer_duplicates",
      "Contributions dropped as duplicates: retransmissions after a failover or a reconnect.",
      "counter"),

@@ -183,7 +183,7 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({}, "no rank: give rank=, or set REDUCER_RANK"),
+        ({}, "or --rank of a command\\), or set REDUCER_RANK"),
         (BASE | {"RANK": "first"}, "RANK='first': expected an integer"),
         (BASE | {"REDUCER_WORLD_SIZE": "2.0"}, "REDUCER_WORLD_SIZE='2.0'"),
         (BASE | {"REDUCER_TRANSPORT": "shm"}, "REDUCER_TRANSPORT='shm'"),

@@ -138,8 +138,8 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
     ) -> Any:
         """Start a call of the device's inner group that writes to ``outputs``.
 
-        Waits for a synchronous call. An earlier interrupt may end the group at its start, so only
-        then is the inner group looked up.
+        Waits for a synchronous call. The start of such a call ends the group if an interrupt came
+        before it, so the inner group is looked up after the start.
 
         Outputs that the inner group cannot write to receive their values through contiguous copies.
         """

@@ -133,9 +133,9 @@ class GroupCalls:
     def _make(self, start: Callable[[], CallWork], asynchronous: bool) -> CallWork:
         """Start a call, and wait for a synchronous one.
 
-        torch waits again for the work of a synchronous call as soon as the call returns. If it did
-        not wait for this thread's latest one, an interrupt came between: the program does not know
-        that the call is over, so the group ends.
+        torch waits again for the work of a synchronous call as soon as the call returns. If torch
+        did not wait for the work of this thread's latest synchronous call, an interrupt came in
+        between: the program does not know that the call is over, so the group ends.
         """
         with self._end_on_interrupt:
             if (receipt := self._latest.receipt) is not None and not receipt.given:
