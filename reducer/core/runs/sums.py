@@ -167,9 +167,10 @@ class Sums:
         """Note that a kernel works on the chunk. Returns the number of the work, and its sum."""
         plan = chunk.round.plan
         assert plan is not None
+        total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
         self._last_work += 1
         self._works[self._last_work] = Work(key, chunk)
-        return self._last_work, Sum(op, dtype, plan.elements(chunk.index), self._world_size)
+        return self._last_work, total
 
 
 def _in_order(op: int, dtype: int) -> bool:
