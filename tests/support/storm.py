@@ -234,7 +234,7 @@ def main() -> int:
         storm = Storm(seed, arguments.rounds)
         try:
             storm.run()
-        except BaseException:
+        except Exception:
             print(f"seed {seed}: broken, see below", flush=True)
             raise
         rounds += arguments.rounds * len(storm.keys)

@@ -13,7 +13,7 @@ import pytest
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
 from reducer.core.limits.charges import ROUND, Records
 from reducer.core.limits.held import HeldBytes
-from reducer.core.rounds.chunk_owners import Place
+from reducer.core.rounds.chunk_owners import Place, Route
 from reducer.core.rounds.key import Key
 from reducer.core.rounds.key_table import IdleKeys
 from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step, StreamRounds
@@ -392,6 +392,24 @@ def test_a_senseless_contribution_ends_the_session_and_takes_nothing(
     assert text.replace("{round}", f"key {key_id('x'):#x} round 0") in error.message
     assert not lane.held
     assert lane.peak == 0
+
+
+@pytest.mark.parametrize("lane_number", [0, 1])
+@pytest.mark.parametrize("kind", [MessageKind.CONTRIBUTION, MessageKind.DESCRIBE])
+def test_what_another_lane_owns_is_refused(kind: MessageKind, lane_number: int) -> None:
+    """Of two lanes, one owns chunk 0 of a key, and the other owns chunk 0 of the next one."""
+    lane = SimLane(lanes=2, lane=lane_number)
+    owner, other = join_all(lane, 2)
+    specs = [Spec(key) for key in "xy"]
+    first = Route.first((2,))
+    owned, wrong = sorted(specs, key=lambda s: first.owner(key_id(s.key), 0)[1] != lane_number)
+    assert first.owner(key_id(wrong.key), 0) == (0, 1 - lane_number)
+    data = bytes(32) if kind == MessageKind.CONTRIBUTION else b""
+    owner.contribute(owned, data=data, kind=int(kind))
+    assert owner.session.closed is None
+    other.contribute(wrong, data=data, kind=int(kind))
+    error = other.error()
+    assert error.code == ErrorCode.PROTOCOL and "a lane that does not own" in error.message
 
 
 def test_a_worker_may_not_send_what_only_lanes_send() -> None:
