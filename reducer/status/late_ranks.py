@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reducer.status.summary import RankStatus
 
-# Of the run's time, the least share in which at least half of the ranks waited for a late rank.
+# A rank is late if at least half of the ranks waited for it during this share of the run's time.
 LEAST_SHARE = 0.01
 RANKS_SHOWN = 8
 

@@ -78,7 +78,7 @@ def answer(
 
 
 def _answer_job(request: Request, machines: Machines, job: Job) -> tuple[Plan, Sizing]:
-    """Make the plan for a job. The rate of every worker is that of the slowest.
+    """Make the plan for a job. The slowest worker's rate counts for all workers.
 
     If the options name a reducer machine, the plan uses it. The sizing always uses the reducers
     that the job itself names (its third worker pool).
