@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "io/loop_connection.h"
+#include "io/connection.h"
 #include "log.h"
 
 namespace ors::nccl {

@@ -1,4 +1,4 @@
-// Opens the connections that State wants: name look-up, addresses, retries. Engine thread only.
+// Opens the connections that State wants: name look-up, addresses, retries. Only for the thread of the loop.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "crypto/random.h"
 #include "io/fork.h"
 #include "io/local_socket.h"
-#include "io/loop_connection.h"
+#include "io/connection.h"
 
 namespace ors {
 namespace {
@@ -26,7 +26,7 @@ double first_backoff(uint32_t strikes) {
 
 }  // namespace
 
-void Engine::dial_wanted(double now) {
+void Loop::dial_wanted(double now) {
   struct Wanted {
     Lane* lane;
     uint32_t attempts;
@@ -34,23 +34,23 @@ void Engine::dial_wanted(double now) {
   };
   std::vector<Wanted> lanes;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (Lane* lane : state_.take_wanted()) lanes.push_back({lane, lane->attempts, lane->strikes});
+    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    for (Lane* lane : state_.take_wanted(number_)) lanes.push_back({lane, lane->attempts, lane->strikes});
   }
   for (const auto& [lane, attempts, strikes] : lanes) {
     if (Connection* c = find(lane)) {  // a lane that was welcomed before is dialled at once
       if (attempts <= 1) c->backoff = first_backoff(strikes);
       retry(c, now);
     } else {
-      connections_list_.push_back(std::make_unique<Connection>(lane));
+      connections_.push_back(std::make_unique<Connection>(lane));
     }
   }
 }
 
 // Returns the seconds until step_dials() has something to do, but at most `most`.
-double Engine::until_next_dial(double now, double most) const {
+double Loop::until_next_dial(double now, double most) const {
   using Step = Connection::Step;
-  for (const auto& c : connections_list_) {
+  for (const auto& c : connections_) {
     if (c->step == Step::kOpen || c->step == Step::kDone) continue;
     const double wait = c->step == Step::kResolving ? kLookupTick : c->deadline - now;
     most = std::min(most, std::max(wait, 0.001));
@@ -58,11 +58,11 @@ double Engine::until_next_dial(double now, double most) const {
   return most;
 }
 
-void Engine::step_dials(double now) {
-  for (size_t i = 0; i < connections_list_.size(); ++i) step_dial(connections_list_[i].get(), now);
+void Loop::step_dials(double now) {
+  for (size_t i = 0; i < connections_.size(); ++i) step_dial(connections_[i].get(), now);
 }
 
-void Engine::step_dial(Connection* c, double now) {
+void Loop::step_dial(Connection* c, double now) {
   using Step = Connection::Step;
   if (c->step == Step::kWaiting && now >= c->deadline) {
     c->step = Step::kResolving;  // resolve again: addresses change
@@ -73,20 +73,20 @@ void Engine::step_dial(Connection* c, double now) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
   } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
-    const char* unproven = tls_ ? "the TLS handshake timed out" : "the proof of the key timed out";
+    const char* unproven = shared_.tls ? "the TLS handshake timed out" : "the proof of the key timed out";
     c->trouble = c->step == Step::kProving ? unproven : "no answer";
     close_socket(c);
     try_address(c, now);
   }
 }
 
-void Engine::try_address(Connection* c, double now) {
+void Loop::try_address(Connection* c, double now) {
   while (c->next_address < c->lookup->addresses().size()) {
     int error = 0;
     const Options& options = state_.options();
     const SocketAddress& address = c->lookup->addresses()[c->next_address++];
     // Mode tls always uses TCP: the certificate proves the host name that was dialled.
-    c->fd = options.local_sockets && !tls_ ? connect_local(address) : -1;
+    c->fd = options.local_sockets && !shared_.tls ? connect_local(address) : -1;
     c->local = c->fd >= 0;
     if (!c->local && !options.source.empty()) {
       const auto source = find_source(options.source, address);
@@ -113,9 +113,9 @@ void Engine::try_address(Connection* c, double now) {
   dial_failed(c, c->trouble, now);
 }
 
-void Engine::dial_failed(Connection* c, const std::string& why, double now) {
+void Loop::dial_failed(Connection* c, const std::string& why, double now) {
   close_socket(c);
-  const Change change(this);
+  const Change change(&shared_, this);
   if (state_.joined()) {  // State decides whether to dial again
     c->step = Connection::Step::kDone;
     return state_.unreachable(c->lane, why, now);
@@ -124,7 +124,7 @@ void Engine::dial_failed(Connection* c, const std::string& why, double now) {
   state_.retried(c->lane, why);
 }
 
-void Engine::retry(Connection* c, double now) {
+void Loop::retry(Connection* c, double now) {
   c->step = Connection::Step::kWaiting;
   c->half_closed = c->unsent = c->hung_up = false;
   // Jitter: wait 50 to 100 % of the backoff, so that ranks that lost a reducer at the same moment
@@ -133,7 +133,7 @@ void Engine::retry(Connection* c, double now) {
   c->backoff = std::clamp(2 * c->backoff, kFirstRetry, kLastRetry);
 }
 
-void Engine::on_connected(Connection* c, double now) {
+void Loop::on_connected(Connection* c, double now) {
   if (const int error = connect_result(c->fd)) {
     if (error == EINPROGRESS) return;  // a stale event of the previous attempt
     c->trouble = error_text(error);
@@ -142,20 +142,20 @@ void Engine::on_connected(Connection* c, double now) {
   }
   c->watches_write = true;  // as it was registered
   watch(c, false);
-  if (tls_) return begin_tls(c, now);
-  if (key_) return begin_psk(c, now);
+  if (shared_.tls) return begin_tls(c, now);
+  if (shared_.key) return begin_psk(c, now);
   c->sender.add(pack_preface({0, static_cast<uint16_t>(c->lane->number)}));
-  open(c, now);
+  open_lane(c, now);
 }
 
 // Opens the lane for frames. Bytes that the sender already holds (the preface or the psk proof) are
 // sent first.
-void Engine::open(Connection* c, double now) {
+void Loop::open_lane(Connection* c, double now) {
   c->step = Connection::Step::kOpen;
-  connections_.fetch_add(1, std::memory_order_relaxed);
-  if (c->local) local_connections_.fetch_add(1, std::memory_order_relaxed);
+  shared_.connections.fetch_add(1, std::memory_order_relaxed);
+  if (c->local) shared_.local_connections.fetch_add(1, std::memory_order_relaxed);
   {
-    const Change change(this);
+    const Change change(&shared_, this);
     state_.opened(c->lane, now);
   }
   pump(c, now);

@@ -1,20 +1,20 @@
-// The TLS handshake of a connection that has just been made, before any frame. Engine thread only.
+// The TLS handshake of a connection that has just been made, before any frame. Only for the thread of the loop.
 #include <cerrno>
 
-#include "io/loop_connection.h"
+#include "io/connection.h"
 
 namespace ors {
 
-void Engine::begin_tls(Connection* c, double now) {
+void Loop::begin_tls(Connection* c, double now) {
   const std::string& address = state_.options().addresses[c->lane->reducer];
-  c->tls = tls_->stream(parse_endpoint(address).value().host,
+  c->tls = shared_.tls->stream(parse_endpoint(address).value().host,
                         static_cast<uint16_t>(c->lane->number), c->lane->name);
   c->step = Connection::Step::kProving;
   c->deadline = now + kHandshakeTimeout;
   continue_tls(c, now);
 }
 
-void Engine::continue_tls(Connection* c, double now) {
+void Loop::continue_tls(Connection* c, double now) {
   using Proof = TlsStream::Proof;
   switch (c->tls->prove(c->fd)) {
     case Proof::kWaits:
@@ -26,7 +26,7 @@ void Engine::continue_tls(Connection* c, double now) {
       return handshake_refused(c, failure, now);
     }
     case Proof::kProven:
-      open(c, now);
+      open_lane(c, now);
       // Frames may have arrived with the handshake, and epoll does not report them again.
       if (c->step == Connection::Step::kOpen) read(c, now);
   }

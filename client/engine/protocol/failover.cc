@@ -53,13 +53,9 @@ void Failover::apply(const Route& route, double now) {
   }
   for (Lane* lane : lanes_.all()) {
     current_route_.queue_route(lane);
-    const auto has_moved = [&](const Lane::Receiving& result) {
-      return result.round != nullptr &&
-             moved[current_route_.owners().home(result.round->key->id, result.chunk)];
-    };
-    if (std::any_of(lane->receiving.begin(), lane->receiving.end(), has_moved)) {
-      lanes_.discard(lane);
-    }
+    lanes_.discard(lane, [&](const Lane::Receiving& result) {
+      return moved[current_route_.owners().home(result.round->key->id, result.chunk)];
+    });
     if (lane->has_grant && moved[lane->granted_home]) lane->has_grant = false;
   }
   keys_.revive(now);
@@ -204,7 +200,6 @@ void Failover::rebuild_queues(const Lane* only) {
 
 void Failover::reset_connection(Lane* lane) {
   lane->control.clear();
-  lane->receiving.clear();
   lane->has_grant = false;
   lane->granted = {};
   for (const auto& [id, record] : keys_.all()) {

@@ -23,9 +23,10 @@ struct Lane {
   // kDropped: the connection must be closed. kClosed: the connection is not opened again.
   enum class Phase : uint8_t { kWanted, kOpening, kHello, kPending, kWelcomed, kDropped, kClosed };
 
-  Lane(uint32_t reducer_index, uint32_t lane_number, const std::string& address)
+  Lane(uint32_t reducer_index, uint32_t lane_number, uint32_t of_loop, const std::string& address)
       : reducer(reducer_index),
         number(lane_number),
+        loop(of_loop),
         name("reducer " + address + " (lane " + std::to_string(lane_number) + ")") {}
 
   bool welcomed() const { return phase == Phase::kWelcomed; }
@@ -40,6 +41,7 @@ struct Lane {
 
   const uint32_t reducer;  // index in this worker's address list; `slot` is the job's number
   const uint32_t number;
+  const uint32_t loop;  // that owns its connection
   const std::string name;
   Phase phase = Phase::kWanted;
   std::string trouble;    // why the last attempt or connection failed
@@ -68,7 +70,7 @@ struct Lane {
   double last_heartbeat = 0;
 
   std::deque<std::string> control;  // control frames; sent before contributions
-  bool kicked = false;              // in Lanes::kicked_
+  bool kicked = false;              // in Orders::kicked
 
   struct Queued {
     RoundRef round;  // keeps `share` alive
@@ -90,8 +92,9 @@ struct Lane {
   uint64_t unreported_cost = 0;
 
   struct Receiving {
-    RoundRef round;  // null: this rank does not need the result
+    RoundRef round;  // whose target the receiver uses; null: none
     uint32_t chunk = 0;
+    bool wanted = false;  // false: this rank does not need the result, or not any more
   };
   std::deque<Receiving> receiving;  // results that have begun and not ended, in their order
   bool stats_waiting = false;

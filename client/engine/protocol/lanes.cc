@@ -26,7 +26,7 @@ Failure bad_frame(const Lane& lane, const char* kind, const std::string& wrong) 
   return lane_failure(ErrorCode::kProtocol, lane, std::string("a bad ") + kind + ": " + wrong);
 }
 
-Lanes::Lanes(const std::vector<std::string>& addresses) {
+Lanes::Lanes(const std::vector<std::string>& addresses, uint32_t loops) : orders_(loops) {
   for (const std::string& address : addresses) {
     reducers_.emplace_back();
     reducers_.back().address = address;
@@ -42,20 +42,21 @@ Lane* Lanes::want(uint32_t reducer, uint32_t number) {
   Reducer& owner = reducers_[reducer];
   if (owner.lanes.size() <= number) owner.lanes.resize(number + 1);
   if (owner.lanes[number] == nullptr) {
-    owner.lanes[number] = std::make_unique<Lane>(reducer, number, owner.address);
+    const auto loop = static_cast<uint32_t>(all_.size() % orders_.size());
+    owner.lanes[number] = std::make_unique<Lane>(reducer, number, loop, owner.address);
     all_.push_back(owner.lanes[number].get());
-    to_open_.push_back(owner.lanes[number].get());
+    orders_[loop].to_open.push_back(owner.lanes[number].get());
   }
   return owner.lanes[number].get();
 }
 
 void Lanes::open(Lane* lane) {
   lane->phase = Lane::Phase::kWanted;
-  to_open_.push_back(lane);
+  orders_[lane->loop].to_open.push_back(lane);
 }
 
-std::vector<Lane*> Lanes::take_wanted() {
-  std::vector<Lane*> lanes = std::exchange(to_open_, {});
+std::vector<Lane*> Lanes::take_wanted(uint32_t loop) {
+  std::vector<Lane*> lanes = std::exchange(orders_[loop].to_open, {});
   for (Lane* lane : lanes) {
     lane->phase = Lane::Phase::kOpening;
     ++lane->attempts;
@@ -68,22 +69,28 @@ void Lanes::drop(Lane* lane, const std::string& why, double now) {
   lane->trouble = why;
   if (lane->unwelcomed_at < 0) lane->unwelcomed_at = now;
   discard(lane);
-  to_drop_.push_back(lane);
+  orders_[lane->loop].to_drop.push_back(lane);
 }
 
-void Lanes::discard(Lane* lane) {
-  if (lane->receiving.empty()) return;
-  for (Lane::Receiving& result : lane->receiving) result.round.reset();
-  to_discard_.push_back(lane);
+// Leaves out lanes whose payload has ended meanwhile.
+std::vector<Lane*> Lanes::take_discards(uint32_t loop) {
+  std::vector<Lane*> lanes = std::exchange(orders_[loop].to_discard, {});
+  const auto has_ended = [](const Lane* lane) {
+    return lane->receiving.empty() || lane->receiving.front().wanted;
+  };
+  lanes.erase(std::remove_if(lanes.begin(), lanes.end(), has_ended), lanes.end());
+  return lanes;
 }
 
 void Lanes::forget_drop(const Lane* lane) {
-  to_drop_.erase(std::remove(to_drop_.begin(), to_drop_.end(), lane), to_drop_.end());
+  auto& to_drop = orders_[lane->loop].to_drop;
+  to_drop.erase(std::remove(to_drop.begin(), to_drop.end(), lane), to_drop.end());
 }
 
-void Lanes::forget_kicked() {
-  for (Lane* lane : kicked_) lane->kicked = false;
-  kicked_.clear();
+void Lanes::forget_kicked(uint32_t loop) {
+  auto& kicked = orders_[loop].kicked;
+  for (Lane* lane : kicked) lane->kicked = false;
+  kicked.clear();
 }
 
 void Lanes::queue_frame(Lane* lane, const Header& header, std::string_view payload) {

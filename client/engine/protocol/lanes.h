@@ -40,7 +40,7 @@ Failure bad_frame(const Lane& lane, const char* kind, const std::string& wrong);
 
 class Lanes {
  public:
-  explicit Lanes(const std::vector<std::string>& addresses);
+  Lanes(const std::vector<std::string>& addresses, uint32_t loops);
 
   std::vector<Reducer>& reducers() { return reducers_; }
   const std::vector<Reducer>& reducers() const { return reducers_; }
@@ -52,35 +52,57 @@ class Lanes {
   // Returns the lane. If it is missing, creates it and orders its connection to be opened.
   Lane* want(uint32_t reducer, uint32_t number);
   void open(Lane* lane);  // the connection must be opened (again)
-  std::vector<Lane*> take_wanted();
+  std::vector<Lane*> take_wanted(uint32_t loop);
   // The connection must be closed; `why` goes to Lane::trouble.
   void drop(Lane* lane, const std::string& why, double now);
   void forget_drop(const Lane* lane);  // the connection is closed already
-  std::vector<Lane*> take_dropped() { return std::exchange(to_drop_, {}); }
-  // The targets of the results that the lane receives are no longer valid.
-  void discard(Lane* lane);
-  std::vector<Lane*> take_discards() { return std::exchange(to_discard_, {}); }
-  bool has_connection_work() const { return !to_open_.empty() || !to_drop_.empty(); }
+  std::vector<Lane*> take_dropped(uint32_t loop) { return std::exchange(orders_[loop].to_drop, {}); }
+  // Those results that the lane receives are no longer wanted.
+  template <typename Which>
+  void discard(Lane* lane, const Which& which) {
+    bool some = false;
+    for (Lane::Receiving& result : lane->receiving) {
+      if (!result.wanted || !which(result)) continue;
+      result.wanted = false;
+      some = true;
+    }
+    if (some) orders_[lane->loop].to_discard.push_back(lane);
+  }
+  void discard(Lane* lane) {
+    discard(lane, [](const Lane::Receiving&) { return true; });
+  }
+  std::vector<Lane*> take_discards(uint32_t loop);
+  bool has_connection_work(uint32_t loop) const {
+    return !orders_[loop].to_open.empty() || !orders_[loop].to_drop.empty();
+  }
 
   // Marks the lane as having something to send.
   void kick(Lane* lane) {
     if (lane->kicked) return;
-    kicked_.push_back(lane);
+    orders_[lane->loop].kicked.push_back(lane);
     lane->kicked = true;
   }
-  bool has_kicked() const { return !kicked_.empty(); }
-  void forget_kicked();
+  // Whether the loop has frames to send or payloads to discard.
+  bool has_byte_work(uint32_t loop) const {
+    return !orders_[loop].kicked.empty() || !orders_[loop].to_discard.empty();
+  }
+  void forget_kicked(uint32_t loop);
 
   void queue_frame(Lane* lane, const Header& header, std::string_view payload);
   void queue_on_welcomed(const Header& header, std::string_view payload);
 
  private:
+  // What one loop must do.
+  struct Orders {
+    std::vector<Lane*> to_open;
+    std::vector<Lane*> to_drop;
+    std::vector<Lane*> to_discard;
+    std::vector<Lane*> kicked;
+  };
+
   std::vector<Reducer> reducers_;
   std::vector<Lane*> all_;
-  std::vector<Lane*> to_open_;
-  std::vector<Lane*> to_drop_;
-  std::vector<Lane*> to_discard_;
-  std::vector<Lane*> kicked_;
+  std::vector<Orders> orders_;  // by loop
 };
 
 }  // namespace ors

@@ -34,15 +34,17 @@ class Operation {
   Operation(std::string key, bool notify) : key_(std::move(key)), notify_(notify) {}
 
   // Called once, when State has accepted the submission. round() is valid from then on.
-  void begin(uint64_t round, bool small) {
+  void begin(uint64_t round, bool small, uint32_t loop) {
     round_ = round;
     small_ = small;
+    loop_ = loop;
   }
 
   const std::string& key() const { return key_; }
   uint64_t round() const { return round_; }
   bool notify() const { return notify_; }
   bool small() const { return small_; }
+  uint32_t loop() const { return loop_; }  // whose driver can receive the result of a small round
 
   // Once done() is true, the values below no longer change, and the caller owns the target again.
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -75,6 +77,7 @@ class Operation {
   const bool notify_;
   uint64_t round_ = 0;
   bool small_ = false;
+  uint32_t loop_ = 0;
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<bool> done_{false};

@@ -57,14 +57,25 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
   if (run_.over() || lane->phase == Lane::Phase::kDropped) return std::nullopt;
   RoundRef round;
   if (auto failure = find_chunk(lane, h, &round)) return failure;
-  const auto same = [&](const Lane::Receiving& other) {
-    return other.round == round && other.chunk == h.chunk;
-  };
-  if (round == nullptr || std::any_of(lane->receiving.begin(), lane->receiving.end(), same)) {
+  if (round != nullptr && round->chunks[h.chunk].arriving) {
+    const auto twice = [&](const Lane::Receiving& other) {
+      return other.wanted && other.round == round && other.chunk == h.chunk;
+    };
+    // The receiver of the chunk's former lane has not let go of the target yet, because its loop is
+    // busy. Reconnecting gives it time, and brings the result again.
+    if (std::none_of(lane->receiving.begin(), lane->receiving.end(), twice)) {
+      return lane_failure(ErrorCode::kUnavailable, *lane,
+                          "sent a result while the chunk's former lane was still receiving it");
+    }
+    round.reset();
+  }
+  if (round == nullptr) {
     ++frames_dropped_;
     return std::nullopt;
   }
-  result = {round, h.chunk};
+  result = {round, h.chunk, true};
+  round->chunks[h.chunk].arriving = true;
+  rounds_.use(round.get());
   if (h.length == 0) return std::nullopt;
   const Descriptor& d = round->descriptor;
   const Range range = round->plan.range(h.chunk);
@@ -81,11 +92,12 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
 
 void Results::ends(Lane* lane, const Header& h, double now) {
   lane->last_heard = now;
-  const RoundRef round = std::move(lane->receiving.front().round);
+  const bool wanted = lane->receiving.front().wanted;
+  const RoundRef round = let_go(&lane->receiving.front());
   lane->receiving.pop_front();
   if (run_.over() || !lane->usable()) return;
   lane->strikes = 0;
-  if (round == nullptr) return late_result(lane, h);
+  if (!wanted) return late_result(lane, h);
   Chunk& chunk = round->chunks[h.chunk];
   rounds_.settle(round.get(), h.chunk);
   if (round->moments.first_result == 0) round->moments.first_result = now;
@@ -107,6 +119,20 @@ void Results::ends(Lane* lane, const Header& h, double now) {
   if (--round->unanswered == 0) rounds_.finish(round.get(), std::nullopt);
   if (run_.leaving || 2 * lane->unreported_cost >= lane->credit.limit)
     positions_.maybe_heartbeat(lane, now);
+}
+
+// Returns the round whose memory the receiver has used until now, if any.
+RoundRef Results::let_go(Lane::Receiving* result) {
+  RoundRef round = std::move(result->round);
+  if (round == nullptr) return nullptr;
+  round->chunks[result->chunk].arriving = false;
+  rounds_.let_go(round.get());
+  return round;
+}
+
+void Results::forget_begun(Lane* lane) {
+  for (Lane::Receiving& result : lane->receiving) (void)let_go(&result);
+  lane->receiving.clear();
 }
 
 // Handles the answer to a chunk whose result this rank already holds: releases the charge and takes

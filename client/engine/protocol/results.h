@@ -21,12 +21,17 @@ class Results {
 
   std::optional<Failure> begins(Lane* lane, const Header& header, Target* target);
   void ends(Lane* lane, const Header& header, double now);  // after begins(), in the same order
+  // The receiver has discarded the payload that is arriving: it does not use the target any more.
+  void discarded(Lane* lane) { (void)let_go(&lane->receiving.front()); }
+  // The receiver is gone, or reads no more of the results that have begun.
+  void forget_begun(Lane* lane);
   std::optional<Failure> on_refused(Lane* lane, const Header& header, std::string_view payload,
                                     double now);
   void on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload);
   uint64_t frames_dropped() const { return frames_dropped_; }
 
  private:
+  RoundRef let_go(Lane::Receiving* result);
   std::optional<Failure> find_chunk(Lane* lane, const Header& header, RoundRef* round);
   const char* check_result(const Lane& lane, const Round& round, const Header& header) const;
   void late_result(Lane* lane, const Header& header);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct Chunk {
   bool held = false;              // this rank has the result, from any owner
   bool asked = false;             // sent in the present stream, so its owner may answer
   bool sent_before = false;       // to any owner
+  bool arriving = false;          // a receiver writes its result
 };
 
 // The chunks of one round and one home slot that one lane owns, ascending.
@@ -71,8 +73,10 @@ struct Round {
   uint64_t number = 0;
   // The caller's memory; valid until the operation is done. `source` is set only if it is lent or
   // is the target (an in-place all-reduce). Then a chunk is copied just before it is sent.
+  // `users`: how many receivers and copying threads use this memory now.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
+  uint32_t users = 0;
   OperationRef operation;
   std::vector<Chunk> chunks;
   std::vector<std::unique_ptr<Share>> shares;
@@ -88,6 +92,8 @@ struct Round {
       comparison;     // set if this round compares digests; owns source and target
   bool over = false;  // abandoned or failed: its chunks are neither sent nor expected
   Failure verdict;    // why the round was abandoned
+  bool finished = false;           // the operation is done, or will be when `users` is 0
+  std::optional<Failure> failure;  // of the operation, until then
 };
 using RoundRef = std::shared_ptr<Round>;
 

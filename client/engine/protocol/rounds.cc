@@ -49,7 +49,8 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
     throw;
   }
   // Nothing below can fail: the round is submitted.
-  round->operation->begin(round->number, plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes);
+  round->operation->begin(round->number, plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes,
+                          round->shares.front()->lane->loop);
   last_used_ = now;
   ++record->next_round;
   ++submitted_;
@@ -131,14 +132,21 @@ void Rounds::undo_share_out(const Round& round) {
   }
 }
 
-void Rounds::ready(const RoundRef& round, uint32_t index, ChunkCopy copy) {
-  if (round->over) return;
+const Lane* Rounds::ready(const RoundRef& round, uint32_t index, ChunkCopy copy) {
   Chunk& chunk = round->chunks[index];
+  // A chunk that moved to another loop's lane while it was copied is copied twice: take the first.
+  if (round->over || chunk.state != Chunk::State::kCopying) return nullptr;
   chunk.copy = std::move(copy.buffer);
   chunk.length = copy.length;
   chunk.crc = copy.crc;
   chunk.state = Chunk::State::kReady;
-  lanes_.kick(round->shares[chunk.share]->lane);
+  Lane* lane = round->shares[chunk.share]->lane;
+  lanes_.kick(lane);
+  return lane;
+}
+
+void Rounds::let_go(Round* round) {
+  if (--round->users == 0 && round->finished) give_back(round);
 }
 
 // Called when the chunk is answered, or when this rank no longer waits for the answer.
@@ -153,21 +161,27 @@ void Rounds::settle(Round* round, uint32_t index) {
   lanes_.kick(share.lane);
 }
 
-// Ends the caller's operation; the round itself stays until it is stable.
 void Rounds::finish(Round* round, std::optional<Failure> failure) {
-  if (round->operation->done()) return;
-  round->source = round->target = nullptr;
+  if (round->finished) return;
+  round->finished = true;
   --open_rounds_;
   if ((round->flags & kNonFinite) != 0 && !failure) ++nonfinite_;
   if (digests_.on() && !run_.failure) digest_round(*round, !failure);
-  round->operation->finish(std::move(failure), round->flags, round->culprit);
+  round->failure = std::move(failure);
+  if (round->users == 0) give_back(round);
+}
+
+// Ends the operation: the memory is the caller's again.
+void Rounds::give_back(Round* round) {
+  round->source = round->target = nullptr;
+  round->operation->finish(std::move(round->failure), round->flags, round->culprit);
   if (on_finished) on_finished(round->operation);
   if (traced_) trace(*round, round->operation->failure());  // last: it may find no memory
 }
 
 void Rounds::trace(const Round& round, const std::optional<Failure>& failure) {
   const Descriptor& d = round.descriptor;
-  RoundTrace found{round.key->name, round.number,  d.count * item_size(d.dtype),
+  RoundTrace found{round.operation->key(), round.number,  d.count * item_size(d.dtype),
                    d.collective,    round.moments, failure ? failure->message : ""};
   if (failure) found.moments.last_result = std::max(found.moments.last_result, run_.ticked_at);
   traces_.push_back(std::move(found));
@@ -180,8 +194,7 @@ void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) 
   round->over = true;
   round->verdict = failure;
   for (Lane* lane : lanes_.all()) {
-    const auto is_it = [&](const Lane::Receiving& result) { return result.round == round; };
-    if (std::any_of(lane->receiving.begin(), lane->receiving.end(), is_it)) lanes_.discard(lane);
+    lanes_.discard(lane, [&](const Lane::Receiving& result) { return result.round == round; });
   }
   for (uint32_t index = 0; index < round->chunks.size(); ++index) {
     Chunk& chunk = round->chunks[index];

@@ -37,11 +37,15 @@ class Rounds {
 
   // If it returns a failure or throws std::bad_alloc, no round was opened.
   std::optional<Failure> open(const Submission& submission, double now, RoundRef* round);
-  // The chunk's bytes are ready to be sent.
-  void ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy);
+  // The chunk's bytes are ready to be sent, by the returned lane. Null: they need not be sent.
+  const Lane* ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy);
+  // A receiver or a copying thread uses the caller's memory, or no longer does.
+  void use(Round* round) { ++round->users; }
+  void let_go(Round* round);
   // Returns the chunk's charge to the lane's credit or grant.
   void settle(Round* round, uint32_t chunk);
-  // Finishes the caller's operation, once. The round itself stays until it is stable.
+  // Finishes the caller's operation, once, as soon as nothing uses the caller's memory. The round
+  // itself stays until it is stable.
   void finish(Round* round, std::optional<Failure> failure);
   // Fails the round on this rank and sends ABANDON to all lanes.
   void abandon(const RoundRef& round, const Failure& failure, double now);
@@ -69,6 +73,7 @@ class Rounds {
  private:
   void share_out(const RoundRef& round);
   void undo_share_out(const Round& round);
+  void give_back(Round* round);
   void trace(const Round& round, const std::optional<Failure>& failure);
   void retire(Round* round);
   void digest_round(const Round& round, bool well);

@@ -28,6 +28,7 @@ struct Options {
   std::string congestion;     // TCP congestion control; empty: the system's
   std::string source;         // address or interface that TCP connections come from; empty: any
   bool local_sockets = true;  // reducers on this machine are reached over Unix sockets
+  uint32_t loops = 1;         // threads that move the bytes; each owns the sockets of its lanes
   std::string incarnation;    // 16 random bytes
 };
 
@@ -40,7 +41,8 @@ std::optional<std::string> check_options(const Options& options);
 // Joining writes the terms; State writes the rest. A part ends the run with end(). State then ends
 // the run for all parts before it returns to its caller.
 struct Run {
-  explicit Run(Options of_the_worker) : options(std::move(of_the_worker)) {}
+  explicit Run(Options of_the_worker)
+      : options(std::move(of_the_worker)), looked_at(options.loops, -1) {}
 
   // Only the first call counts.
   void end(const Failure& why) {
@@ -66,6 +68,7 @@ struct Run {
   bool leaving = false;            // the worker submits no more rounds
   bool bye_queued = false;
   double ticked_at = -1;
+  std::vector<double> looked_at;  // by loop: when it last told what it has heard
 };
 
 }  // namespace ors

@@ -19,7 +19,8 @@ Failure unexpected(const Lane& lane, const Header& header) {
 
 }  // namespace
 
-State::State(Options options) : run_(std::move(options)), lanes_(run_.options.addresses) {
+State::State(Options options)
+    : run_(std::move(options)), lanes_(run_.options.addresses, run_.options.loops) {
   lanes_.want(0, 0);  // the arbiter first: PROTOCOL.md, section 4
 }
 
@@ -31,8 +32,8 @@ void State::begin(double now) {
   rounds_.used(now);
 }
 
-std::vector<Lane*> State::take_wanted() {
-  return run_.failure ? std::vector<Lane*>() : lanes_.take_wanted();
+std::vector<Lane*> State::take_wanted(uint32_t loop) {
+  return run_.failure ? std::vector<Lane*>() : lanes_.take_wanted(loop);
 }
 
 void State::opened(Lane* lane, double now) {
@@ -47,6 +48,7 @@ void State::unreachable(Lane* lane, const std::string& why, double now) {
 }
 
 void State::closed(Lane* lane, const std::string& why, double now) {
+  results_.forget_begun(lane);
   recovery_.closed(lane, why, now);
   end_if_over();
 }
@@ -95,7 +97,7 @@ std::optional<Failure> State::receive(Lane* lane, IncomingBatch* frames, double 
         break;
       case Incoming::Event::kResultBegins:
         // All that has begun before has ended, unless memory ran out in between.
-        if (!std::exchange(begun, true)) lane->receiving.clear();
+        if (!std::exchange(begun, true)) results_.forget_begun(lane);
         failure = results_.begins(lane, frame.header, &frame.target);
         break;
       case Incoming::Event::kResultEnds:
@@ -179,11 +181,25 @@ std::optional<Failure> State::on_stall(std::string_view payload, const Lane& lan
   return std::nullopt;
 }
 
+// --- frames out ---
+
+std::optional<ChunkToCopy> State::fill(Lane* lane, double now, OutgoingBatch* batch) {
+  auto next = sending_.fill(lane, now, batch);
+  if (next) rounds_.use(next->round.get());
+  return next;
+}
+
+void State::copied(const ChunkToCopy& chunk, ChunkCopy copy) {
+  (void)rounds_.ready(chunk.round, chunk.chunk, std::move(copy));
+  rounds_.let_go(chunk.round.get());
+}
+
 // --- time and end ---
 
 void State::tick(double now) {
   if (run_.failure) return;
   begin(now);
+  looked(now);
   if (run_.ticked_at >= 0 && now - run_.ticked_at > kLateTick)
     suspicions_.after_pause(now - run_.ticked_at, now);
   run_.ticked_at = now;

@@ -52,13 +52,15 @@ class State {
 
   // --- connections ---
   void begin(double now);  // starts the connect timeout; later calls do nothing
-  // Whether only the engine thread can go on: a connection must be opened or closed, or the run has
-  // failed.
-  bool needs_engine_thread() const { return lanes_.has_connection_work() || run_.failure; }
+  // Whether only the loop's own thread can go on: a connection must be opened or closed, or the run
+  // has failed.
+  bool needs_thread(uint32_t loop = 0) const {
+    return lanes_.has_connection_work(loop) || run_.failure;
+  }
   // Returns the lanes whose connections must be opened now. A lane is returned again only after
   // unreachable() or closed(). Lane::attempts counts the attempts since the lane was last welcomed;
   // the first attempt need not back off.
-  std::vector<Lane*> take_wanted();
+  std::vector<Lane*> take_wanted(uint32_t loop = 0);
   Lane* find(uint32_t reducer, uint32_t lane) { return lanes_.find(reducer, lane); }
   void opened(Lane* lane, double now);  // connected; the loop sends the preface
   void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
@@ -67,10 +69,12 @@ class State {
   void closed(Lane* lane, const std::string& why, double now);
   // Returns the lanes whose connections must be closed now; the reason is in Lane::trouble. The
   // caller then calls closed() for each.
-  std::vector<Lane*> take_dropped() { return lanes_.take_dropped(); }
-  // Returns the lanes whose loop must discard the payload that is arriving, before it reads again:
-  // the target belongs to the caller again.
-  std::vector<Lane*> take_discards() { return lanes_.take_discards(); }
+  std::vector<Lane*> take_dropped(uint32_t loop = 0) { return lanes_.take_dropped(loop); }
+  // Returns the lanes whose receivers must discard the payload that is arriving. The loop may use
+  // the target until it calls discarded() for the lane; the caller waits for that. The loop calls
+  // both between two calls of Receiver::received(), when at most one payload is arriving.
+  std::vector<Lane*> take_discards(uint32_t loop = 0) { return lanes_.take_discards(loop); }
+  void discarded(Lane* lane) { results_.discarded(lane); }
   bool joined() const { return run_.joined; }
   const std::string& run_id() const { return run_.run_id; }
 
@@ -84,9 +88,9 @@ class State {
   std::optional<Failure> submit(const Submission& submission, double now, RoundRef* round);
   // The chunk's bytes are ready to be sent. The caller copies the chunks of a round for one lane in
   // ascending order. With Round::source set, to_copy() says when to copy a chunk; otherwise the
-  // submitter copies all chunks right after submit().
-  void ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy) {
-    rounds_.ready(round, chunk, std::move(copy));
+  // submitter copies all chunks right after submit(). Returns the lane that is to send the chunk.
+  const Lane* ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy) {
+    return rounds_.ready(round, chunk, std::move(copy));
   }
 
   // --- received frames ---
@@ -98,19 +102,22 @@ class State {
   void broken(Lane* lane, const Failure& failure, double now);  // protocol error
   // The lane's last byte came at this time.
   void heard(Lane* lane, double at) { lane->last_heard = std::max(lane->last_heard, at); }
+  // The loop has handled all that had come by `now`, and has called heard() for its lanes.
+  void looked(double now, uint32_t loop = 0) { run_.looked_at[loop] = now; }
 
   // --- frames to send ---
   // Adds the next frames to the batch, which must be empty. If it adds nothing, it may return a
-  // chunk that must be copied before it can be added.
-  std::optional<ChunkToCopy> fill(Lane* lane, double now, OutgoingBatch* batch) {
-    return sending_.fill(lane, now, batch);
-  }
-  // Lane::kicked marks the lanes that may have something to send; this clears all marks.
-  void forget_kicked() { lanes_.forget_kicked(); }
-  bool has_kicked() const { return lanes_.has_kicked(); }
+  // chunk that must be copied before it can be added. The caller's memory is in use from then on,
+  // until copied() or not_copied().
+  std::optional<ChunkToCopy> fill(Lane* lane, double now, OutgoingBatch* batch);
+  void copied(const ChunkToCopy& chunk, ChunkCopy copy);
+  void not_copied(const ChunkToCopy& chunk) { rounds_.let_go(chunk.round.get()); }
+  // Lane::kicked marks the lanes that may have something to send; this clears the loop's marks.
+  void forget_kicked(uint32_t loop = 0) { lanes_.forget_kicked(loop); }
+  bool has_byte_work(uint32_t loop = 0) const { return lanes_.has_byte_work(loop); }
 
   // --- timers and end ---
-  void tick(double now);
+  void tick(double now);   // implies looked() of loop 0
   void leave(double now);  // sends BYE once all rounds are stable
   bool bye_queued() const { return run_.bye_queued; }
   void fail(const Failure& failure);

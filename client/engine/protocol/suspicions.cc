@@ -67,7 +67,8 @@ void Suspicions::clear(Lane* lane) {
 void Suspicions::watch_lanes(double now) {
   for (size_t i = 0; i < lanes_.all().size(); ++i) {  // a new route may add some
     Lane* lane = lanes_.all()[i];
-    const double silent = now - lane->last_heard;
+    // By the clock of the lane's loop: what a loop that gets no CPU has not read says nothing.
+    const double silent = std::min(now, run_.looked_at[lane->loop]) - lane->last_heard;
     const bool talks = lane->welcomed() || lane->phase == Lane::Phase::kPending;
     if (lane->phase == Lane::Phase::kHello && silent > kHelloTimeout) {
       lanes_.drop(lane, "it did not answer the hello for " + in_seconds(silent), now);

@@ -18,6 +18,7 @@
 #include "crypto/random.h"
 #include "io/engine.h"
 #include "io/fork.h"
+#include "io/socket.h"
 #include "python/conversions.h"
 #include "python/gil.h"
 #include "python/operation.h"

@@ -23,7 +23,6 @@ class BytesLoop {
   void incoming(Lane* lane, std::string_view bytes, double now) {
     Sink sink(this, lane, now);
     Receiver& receiver = connection(lane).receiver;
-    discard_unwanted();
     while (!bytes.empty()) {
       struct iovec parts[2];
       const int n = receiver.prepare(parts);
@@ -36,8 +35,10 @@ class BytesLoop {
       }
       state.heard(lane, now);
       if (const auto failure = receiver.received(size, &sink)) {
-        return state.broken(lane, *failure, now);
+        state.broken(lane, *failure, now);
+        bytes = {};
       }
+      discard_unwanted();
     }
   }
 
@@ -64,6 +65,15 @@ class BytesLoop {
   void closed(Lane* lane, const std::string& why, double now) {
     connections_.erase(lane);
     state.closed(lane, why, now);
+    discard_unwanted();
+  }
+
+  // To be called after every change of the state that does not come through this class.
+  void discard_unwanted() {
+    for (Lane* lane : state.take_discards()) {
+      connection(lane).receiver.discard();
+      state.discarded(lane);
+    }
   }
 
   State state;
@@ -77,9 +87,7 @@ class BytesLoop {
   struct Sink final : FrameSink {
     Sink(BytesLoop* to, Lane* from, double at) : loop(to), lane(from), now(at) {}
     std::optional<Failure> take(IncomingBatch* frames) override {
-      auto failure = loop->state.receive(lane, frames, now);
-      loop->discard_unwanted();
-      return failure;
+      return loop->state.receive(lane, frames, now);
     }
     BytesLoop* loop;
     Lane* lane;
@@ -92,17 +100,12 @@ class BytesLoop {
     return connections_.emplace(lane, Connection{Receiver(lane->name), Sender()}).first->second;
   }
 
-  void discard_unwanted() {
-    for (const Lane* lane : state.take_discards()) connection(lane).receiver.discard();
-  }
-
   void fill(Lane* lane, Sender* sender, double now) {
     OutgoingBatch batch;
     while (const auto next = state.fill(lane, now, &batch)) {
       const Round& round = *next->round;
-      state.ready(next->round, next->chunk,
-                  copy_chunk(round, next->chunk, state.options().rank, round.source, round.target,
-                             state.pool.get()));
+      state.copied(*next, copy_chunk(round, next->chunk, state.options().rank, round.source,
+                                     round.target, state.pool.get()));
     }
     sender->add(&batch);
   }

@@ -93,7 +93,10 @@ struct Cluster {
     for (double left = seconds; left > 0; left -= 0.05) {
       now += 0.05;
       for (TinyLane& lane : lanes) lane.beat();
-      for (ors::State* state : states) state->tick(now);
+      for (const auto& loop : loops) {
+        loop->state.tick(now);
+        loop->discard_unwanted();
+      }
       settle();
     }
   }
@@ -295,6 +298,8 @@ void test_target_is_let_go(bool refused) {
     feed(loop, other, refuser.give(0), 1000, cluster.now);
   } else {
     state->fail({ors::ErrorCode::kPeerLost, "rank 1 is lost", "lost", 1});
+    CHECK(!operation->done());  // the receiver still has the target
+    loop->discard_unwanted();
   }
   CHECK(operation->done() && operation->failure());
   target.assign(target.size(), -7);
@@ -367,6 +372,7 @@ void test_hostile_lanes() {
       }
     }
     if (!state->failure()) state->fail({});
+    loop->discard_unwanted();
     CHECK(operation->done());
     CHECK(state->counters().at("open_rounds") == 0);
   }

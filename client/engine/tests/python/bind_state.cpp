@@ -56,6 +56,7 @@ class PyState {
   void unreachable(uint32_t reducer, uint32_t lane, const std::string& reason, double now) {
     now_ = now;
     state_.unreachable(find(reducer, lane), reason, now);
+    loop_.discard_unwanted();
   }
 
   std::vector<std::pair<uint32_t, uint32_t>> to_drop() {
@@ -87,6 +88,7 @@ class PyState {
   void tick(double now) {
     now_ = now;
     state_.tick(now);
+    loop_.discard_unwanted();
   }
 
   void leave(double now) {

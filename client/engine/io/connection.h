@@ -1,14 +1,17 @@
-// What the loop owns of one lane: the connection and the bytes under way. `io_mutex_` guards it,
-// and `mutex_` does not. Private to the files of the Engine class.
+// What a loop owns of one lane: the connection and the bytes under way. The loop's I/O mutex guards
+// it. Private to the files of the Loop class.
 #pragma once
 
 #include <chrono>
 #include <memory>
 #include <string>
 
-#include "io/engine.h"
+#include "crypto/handshake.h"
+#include "crypto/tls.h"
+#include "io/loop.h"
 #include "io/receiver.h"
 #include "io/sender.h"
+#include "io/socket.h"
 
 namespace ors {
 
@@ -20,7 +23,7 @@ inline double monotonic() {
   return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-struct Engine::Connection {
+struct Loop::Connection {
   enum class Step : uint8_t { kResolving, kConnecting, kProving, kOpen, kWaiting, kDone };
 
   explicit Connection(Lane* to) : lane(to), receiver(to->name) {}
@@ -49,18 +52,24 @@ struct Engine::Connection {
   bool drained() const { return sender.empty() && (tls == nullptr || !tls->unsent()); }
 };
 
-// A critical section of mutex_ in which the holder of io_mutex_ changes State. At its end, the
-// Receivers discard the payloads whose targets are no longer valid.
-class Engine::Change {
+// A critical section in which a thread changes State. At its end it wakes the other loops that
+// sleep and have work now.
+class Change {
  public:
-  explicit Change(Engine* engine) : engine_(*engine), lock_(engine->mutex_) {}
-  ~Change() { engine_.discard_unwanted(); }
+  // `own`: the loop of this thread, which sees its work itself; null for callers.
+  Change(Shared* shared, const Loop* own) : shared_(*shared), own_(own), lock_(shared->mutex) {}
+  ~Change() {
+    const uint32_t asleep = shared_.claim_wakes(own_);
+    lock_.unlock();
+    if (asleep != 0) shared_.wake(asleep);
+  }
   Change(const Change&) = delete;
   Change& operator=(const Change&) = delete;
 
  private:
-  Engine& engine_;
-  const std::lock_guard<std::mutex> lock_;
+  Shared& shared_;
+  const Loop* const own_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 }  // namespace ors

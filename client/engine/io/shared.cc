@@ -1,0 +1,56 @@
+#include "io/shared.h"
+
+#include "io/loop.h"
+
+namespace ors {
+
+Shared::Shared(Options options, Secret its_key, std::shared_ptr<const TlsContext> its_tls,
+               std::unique_ptr<Timeline> its_timeline)
+    : state(std::move(options)),
+      key(std::move(its_key)),
+      tls(std::move(its_tls)),
+      timeline(std::move(its_timeline)) {
+  state.trace_rounds(timeline != nullptr);
+  state.on_finished([this](const OperationRef& operation) {  // with mutex, as all of State
+    for (const auto& loop : loops) {
+      if (loop->awaits(operation.get())) loop->wake();
+    }
+    if (operation->notify()) finished.push(operation);
+  });
+  for (uint32_t number = 0; number < state.options().loops; ++number) {
+    loops.push_back(std::make_unique<Loop>(this, number));
+  }
+}
+
+Shared::~Shared() = default;
+
+uint32_t Shared::claim_wakes(const Loop* own) {
+  uint32_t asleep = 0;
+  for (uint32_t number = 0; number < loops.size(); ++number) {
+    Loop* loop = loops[number].get();
+    if (loop == own || (!state.has_byte_work(number) && !state.needs_thread(number))) continue;
+    if (loop->claim_wake()) asleep |= 1u << number;
+  }
+  return asleep;
+}
+
+void Shared::wake(uint32_t asleep) {
+  for (uint32_t number = 0; number < loops.size(); ++number) {
+    if ((asleep >> number & 1) != 0) loops[number]->wake();
+  }
+}
+
+void Shared::wake_all() {
+  for (const auto& loop : loops) loop->wake();
+}
+
+// Memory ran out in the middle of a round. Other ranks wait for that round, so a loop ends the run.
+void Shared::fail_for_memory() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    out_of_memory = true;
+  }
+  wake_all();
+}
+
+}  // namespace ors
