@@ -9,6 +9,7 @@
 #include "crypto/random.h"
 #include "group.h"
 #include "guarded.h"
+#include "io/processors.h"
 #include "key_file.h"
 
 namespace ors::nccl {
@@ -88,6 +89,7 @@ Options options_of(const Settings& settings, const Digest& group, int rank, int 
   options.world_size = static_cast<uint32_t>(ranks);
   options.chunk_table = {{0, settings.chunk_bytes}};
   options.incarnation = random_bytes(16);
+  options.loops = choose_loops(settings.loops, settings.source);
   return options;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "addresses.h"
+#include "io/processors.h"
 
 namespace ors::nccl {
 namespace {
@@ -106,6 +107,9 @@ const std::vector<Parameter>& parameters() {
        seconds(&S::worker_silence), shown(&S::worker_silence)},
       {"REDUCER_WAIT", "seconds that requests wait for a reducer when none is left",
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},
+      {"REDUCER_IO_THREADS",
+       "threads of a communicator that move bytes, 1 to 16; 0: by the NIC's rate",
+       integer(&S::loops, 0, kMaxLoops), shown(&S::loops)},
       {"REDUCER_CHUNK_BYTES", "bytes that go to one reducer at a time, a multiple of 64",
        integer(&S::chunk_bytes, 4'096, 4 * kMiB, 64), shown(&S::chunk_bytes)},
       {"REDUCER_MIN_BYTES", "all-reduces from this size on go to the reducers (NCCL_ALGO unset)",

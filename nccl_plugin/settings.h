@@ -14,7 +14,10 @@ namespace ors::nccl {
 
 // What the engines of all communicators have in common, and the plugin's own settings.
 struct Settings : Options {
-  Settings() { job = "nccl"; }
+  Settings() {
+    job = "nccl";
+    loops = 0;
+  }
 
   std::string found_in;  // the variable that has the addresses
   std::string key_file;

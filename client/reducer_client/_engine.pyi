@@ -36,7 +36,7 @@ class Operation:
     def round(self) -> int: ...
 
 class Engine:
-    """One worker of one job: sockets, one thread, many operations at once."""
+    """One worker of one job: sockets, their threads, many operations at once."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Engine:
         digest_every: int = 0,
         timeline: str = "",
         worker_silence: float = 5.0,
+        io_threads: int = 0,
     ) -> None:
         """Open no connection yet.
 

@@ -51,6 +51,7 @@ _CHUNKS_PER_REDUCER = (
     (64 << 20, 256 << 10),
 )
 CHUNK_ALIGNMENT = 64
+MAX_IO_THREADS = 16
 
 OnOverflow = Literal["flag", "error"]
 OnNonfinite = Literal["propagate", "error"]
@@ -82,6 +83,7 @@ class Settings:
     congestion: str
     source: str
     digest_every: int
+    io_threads: int
     timeline: str
 
 
@@ -104,6 +106,7 @@ def resolve(
     congestion: str | None = None,
     source: str | None = None,
     digest_every: int | None = None,
+    io_threads: int | None = None,
     timeline: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
@@ -137,6 +140,7 @@ def resolve(
         congestion=_resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
         digest_every=_resolve_digest_every(env, digest_every),
+        io_threads=_resolve_io_threads(env, io_threads),
         timeline=env.get("REDUCER_TIMELINE", "") if timeline is None else os.fspath(timeline),
     )
 
@@ -426,15 +430,29 @@ def _resolve_source(env: Mapping[str, str], given: str | None) -> str:
 
 
 def _resolve_digest_every(env: Mapping[str, str], given: int | None) -> int:
-    text = env.get("REDUCER_DIGEST_EVERY", "") or "0"
-    try:
-        rounds = int(text if given is None else given)
-    except ValueError:
-        got = f"REDUCER_DIGEST_EVERY={text!r}" if given is None else f"digest_every={given!r}"
-        raise ValueError(f"{got}: expected an integer") from None
+    rounds = _resolve_integer(env, "digest_every", given)
     if not 0 <= rounds < 1 << 32:
         raise ValueError(f"digest_every={rounds}: expected 0 (never) to 2^32 - 1 rounds")
     return rounds
+
+
+def _resolve_io_threads(env: Mapping[str, str], given: int | None) -> int:
+    threads = _resolve_integer(env, "io_threads", given)
+    if not 0 <= threads <= MAX_IO_THREADS:
+        raise ValueError(
+            f"io_threads={threads}: expected 1 to {MAX_IO_THREADS}, or 0 for the default"
+        )
+    return threads
+
+
+def _resolve_integer(env: Mapping[str, str], name: str, given: int | None) -> int:
+    variable = f"REDUCER_{name.upper()}"
+    text = env.get(variable, "") or "0"
+    try:
+        return int(text if given is None else given)
+    except ValueError:
+        got = f"{variable}={text!r}" if given is None else f"{name}={given!r}"
+        raise ValueError(f"{got}: expected an integer") from None
 
 
 def _kernel_setting(name: str) -> str:

@@ -29,6 +29,7 @@ def connect(
     congestion: str | None = None,
     source: str | None = None,
     digest_every: int | None = None,
+    io_threads: int | None = None,
     timeline: str | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
@@ -83,6 +84,9 @@ def connect(
             results; 0 means never. If the results differ, every rank raises IntegrityError, which
             names the ranks, the key and the rounds, and the group ends. By default
             ``REDUCER_DIGEST_EVERY``, else 0. All ranks use the value of rank 0.
+        io_threads: threads (1 to 16) that move this worker's bytes; each owns the connections of
+            some lanes. By default ``REDUCER_IO_THREADS``, else one for each 20 Gbit/s of the NIC,
+            on a quarter of the cores at most.
         timeline: folder in which this worker writes a trace file of its rounds, for viewers of
             Chrome traces such as Perfetto; "" means none. The folder must be on a local disk,
             because a file system that hangs would delay the rounds. By default
@@ -127,6 +131,7 @@ def connect(
         congestion=congestion,
         source=source,
         digest_every=digest_every,
+        io_threads=io_threads,
         timeline=timeline,
     )
     wanted = config.resolve_debug()
@@ -156,6 +161,7 @@ def connect(
             local_sockets=settings.transport == "auto",
             digest_every=settings.digest_every,
             worker_silence=settings.worker_silence,
+            io_threads=settings.io_threads,
             timeline=settings.timeline,
             key=job_key,
             tls=tls,

@@ -1,13 +1,14 @@
-// Opens the connections that State wants: name look-up, addresses, retries. Only for the thread of the loop.
+// Opens the connections that State wants: name look-up, addresses, retries. Only for the thread of
+// the loop.
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "crypto/random.h"
+#include "io/connection.h"
 #include "io/fork.h"
 #include "io/local_socket.h"
-#include "io/connection.h"
 
 namespace ors {
 namespace {
@@ -35,7 +36,8 @@ void Loop::dial_wanted(double now) {
   std::vector<Wanted> lanes;
   {
     const std::lock_guard<std::mutex> lock(shared_.mutex);
-    for (Lane* lane : state_.take_wanted(number_)) lanes.push_back({lane, lane->attempts, lane->strikes});
+    for (Lane* lane : state_.take_wanted(number_))
+      lanes.push_back({lane, lane->attempts, lane->strikes});
   }
   for (const auto& [lane, attempts, strikes] : lanes) {
     if (Connection* c = find(lane)) {  // a lane that was welcomed before is dialled at once
@@ -73,7 +75,8 @@ void Loop::step_dial(Connection* c, double now) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
   } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
-    const char* unproven = shared_.tls ? "the TLS handshake timed out" : "the proof of the key timed out";
+    const char* unproven =
+        shared_.tls ? "the TLS handshake timed out" : "the proof of the key timed out";
     c->trouble = c->step == Step::kProving ? unproven : "no answer";
     close_socket(c);
     try_address(c, now);

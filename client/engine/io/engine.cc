@@ -137,9 +137,9 @@ std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
   if (!state_.joined() || state_.failure() || shared_.ended) return std::nullopt;
   state_.ask_stats();
   shared_.wake_all();
-  const bool answered = shared_.changed.wait_for(lock, std::chrono::duration<double>(seconds), [this] {
-    return !state_.stats_waiting() || state_.failure().has_value() || shared_.ended;
-  });
+  const bool answered = shared_.changed.wait_for(
+      lock, std::chrono::duration<double>(seconds),
+      [this] { return !state_.stats_waiting() || state_.failure().has_value() || shared_.ended; });
   if (!answered || state_.failure() || shared_.ended) return std::nullopt;
   std::vector<LaneStats> all;
   for (const Lane* lane : state_.lanes()) {
@@ -179,7 +179,8 @@ void Engine::leave() {
 bool Engine::wait_ended(double seconds) {
   std::unique_lock<std::mutex> lock(shared_.mutex);
   if (!started_ || !state_.joined()) return true;
-  return shared_.changed.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return shared_.ended; });
+  return shared_.changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                                  [this] { return shared_.ended; });
 }
 
 void Engine::abort(const std::string& timed_out) {

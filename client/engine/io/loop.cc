@@ -15,6 +15,7 @@
 
 #include "io/connection.h"
 #include "io/fork.h"
+#include "io/processors.h"
 
 namespace ors {
 namespace {
@@ -93,6 +94,7 @@ Loop::Connection* Loop::find(const Lane* lane) const {
 
 void Loop::run() {
   (void)pthread_setname_np(pthread_self(), "ors-engine");
+  leave_the_creators_processors(state_.options().source);
   {
     const std::lock_guard<std::mutex> io(io_mutex_);
     try {

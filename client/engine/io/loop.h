@@ -96,7 +96,7 @@ class Loop {
 
   // With Shared::mutex.
   bool woken_ = false;  // a wake-up was sent and no thread has left epoll_wait since
-  const Operation* awaited_ = nullptr;   // the driver's operation, while the driver is in epoll_wait
+  const Operation* awaited_ = nullptr;  // the driver's operation, while the driver is in epoll_wait
   std::condition_variable driver_left_;  // awaited_ became null
 
   std::mutex driver_mutex_;  // held by the driver

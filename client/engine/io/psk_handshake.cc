@@ -1,4 +1,5 @@
-// The psk handshake of a connection that has just been made, before any frame. Only for the thread of the loop.
+// The psk handshake of a connection that has just been made, before any frame. Only for the thread
+// of the loop.
 #include <sys/socket.h>
 
 #include <algorithm>

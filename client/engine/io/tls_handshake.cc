@@ -1,4 +1,5 @@
-// The TLS handshake of a connection that has just been made, before any frame. Only for the thread of the loop.
+// The TLS handshake of a connection that has just been made, before any frame. Only for the thread
+// of the loop.
 #include <cerrno>
 
 #include "io/connection.h"
@@ -8,7 +9,7 @@ namespace ors {
 void Loop::begin_tls(Connection* c, double now) {
   const std::string& address = state_.options().addresses[c->lane->reducer];
   c->tls = shared_.tls->stream(parse_endpoint(address).value().host,
-                        static_cast<uint16_t>(c->lane->number), c->lane->name);
+                               static_cast<uint16_t>(c->lane->number), c->lane->name);
   c->step = Connection::Step::kProving;
   c->deadline = now + kHandshakeTimeout;
   continue_tls(c, now);

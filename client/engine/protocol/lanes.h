@@ -56,7 +56,9 @@ class Lanes {
   // The connection must be closed; `why` goes to Lane::trouble.
   void drop(Lane* lane, const std::string& why, double now);
   void forget_drop(const Lane* lane);  // the connection is closed already
-  std::vector<Lane*> take_dropped(uint32_t loop) { return std::exchange(orders_[loop].to_drop, {}); }
+  std::vector<Lane*> take_dropped(uint32_t loop) {
+    return std::exchange(orders_[loop].to_drop, {});
+  }
   // Those results that the lane receives are no longer wanted.
   template <typename Which>
   void discard(Lane* lane, const Which& which) {

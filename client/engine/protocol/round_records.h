@@ -89,9 +89,9 @@ struct Round {
   Moments moments;
   uint64_t digest = 0;  // sum over the results so far, if digests are compared
   std::unique_ptr<Comparison>
-      comparison;     // set if this round compares digests; owns source and target
-  bool over = false;  // abandoned or failed: its chunks are neither sent nor expected
-  Failure verdict;    // why the round was abandoned
+      comparison;                  // set if this round compares digests; owns source and target
+  bool over = false;               // abandoned or failed: its chunks are neither sent nor expected
+  Failure verdict;                 // why the round was abandoned
   bool finished = false;           // the operation is done, or will be when `users` is 0
   std::optional<Failure> failure;  // of the operation, until then
 };

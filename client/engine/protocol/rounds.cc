@@ -182,7 +182,7 @@ void Rounds::give_back(Round* round) {
 void Rounds::trace(const Round& round, const std::optional<Failure>& failure) {
   const Descriptor& d = round.descriptor;
   RoundTrace found{round.operation->key(), round.number,  d.count * item_size(d.dtype),
-                   d.collective,    round.moments, failure ? failure->message : ""};
+                   d.collective,           round.moments, failure ? failure->message : ""};
   if (failure) found.moments.last_result = std::max(found.moments.last_result, run_.ticked_at);
   traces_.push_back(std::move(found));
 }

@@ -18,6 +18,7 @@
 #include "crypto/random.h"
 #include "io/engine.h"
 #include "io/fork.h"
+#include "io/processors.h"
 #include "io/socket.h"
 #include "python/conversions.h"
 #include "python/gil.h"
@@ -267,7 +268,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
           double silence, double reducer_wait, const std::string& congestion,
           const std::string& source, bool local_sockets, const nb::bytes& key,
           const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
-          double worker_silence) {
+          double worker_silence, uint32_t io_threads) {
   Secret secret = secret_of(key);
   Options options;
   options.addresses = std::move(addresses);
@@ -284,6 +285,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
   options.local_sockets = local_sockets;
   options.digest_every = digest_every;
   options.worker_silence = worker_silence;
+  options.loops = choose_loops(io_threads, source);
   options.incarnation = random_bytes(16);
   check(options);
   auto context = tls ? tls_context(*tls) : nullptr;
@@ -312,7 +314,8 @@ NB_MODULE(_engine, m) {
            nb::arg("connect_timeout"), nb::arg("silence"), nb::arg("reducer_wait"),
            nb::arg("congestion") = "", nb::arg("source") = "", nb::arg("local_sockets") = true,
            nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
-           nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0)
+           nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0,
+           nb::arg("io_threads") = 0)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

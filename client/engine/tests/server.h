@@ -208,6 +208,7 @@ inline ors::Options options(uint32_t rank, std::vector<std::string> addresses) {
   o.connect_timeout = 10;
   o.silence = 60;  // TinyLane has no routes, and a shorter silence of a starved lane makes one
   o.incarnation = std::string(16, static_cast<char>('0' + rank));
+  o.loops = loops_of_test();
   return o;
 }
 

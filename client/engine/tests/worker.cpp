@@ -31,6 +31,7 @@ ors::Options options(uint32_t rank, uint32_t world, const std::vector<std::strin
   o.connect_timeout = 20;
   o.incarnation = std::string(16, '0');
   ors::store(reinterpret_cast<uint8_t*>(o.incarnation.data()), rank);
+  o.loops = loops_of_test();
   return o;
 }
 

@@ -172,6 +172,7 @@ def test_addresses_take_the_default_port_and_ipv6_in_brackets(given: str, addres
         ({"chunk_table": [(0, 64), (0, 64)]}, "ascending minimum bytes"),
         ({"chunk_table": [(0, 100)]}, "multiple of 64"),
         ({"digest_every": "x"}, "^digest_every='x': expected an integer"),
+        ({"io_threads": 17}, "^io_threads=17: expected 1 to 16"),
         ({"chunk_table": [(0, 8 << 20)]}, "up to 4194304"),
     ],
 )
@@ -192,6 +193,7 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
         (BASE | {"REDUCER_CONNECT_TIMEOUT": "1m"}, "REDUCER_CONNECT_TIMEOUT='1m': expected sec"),
         (BASE | {"REDUCER_WAIT": "0"}, "REDUCER_WAIT='0': expected seconds above 0"),
         (BASE | {"REDUCER_DIGEST_EVERY": "x"}, "^REDUCER_DIGEST_EVERY='x': expected an integer"),
+        (BASE | {"REDUCER_IO_THREADS": "-1"}, "^io_threads=-1: expected 1 to 16"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_JOB"}, "REDUCER_JOB"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_ADDRS"}, "REDUCER_ADDRS"),
     ],
