@@ -60,12 +60,14 @@ class Decoder:
         self._scratch = memoryview(bytearray(FIRST_SCRATCH_BYTES))
         self._room = FIRST_SCRATCH_BYTES  # wanted size of scratch
         # Between frames: scratch[start:filled] is read and not parsed.
-        # Inside a payload: its header, its memory, and the number of bytes received.
+        # Inside a payload: its header, its memory, the number of bytes received, and their CRC,
+        # which is computed while the bytes are in the cache.
         self._start = 0
         self._filled = 0
         self._header: Header | None = None
         self._view = _NOTHING
         self._have = 0
+        self._sum = 0
 
     @property
     def has_chunks(self) -> bool:
@@ -85,10 +87,15 @@ class Decoder:
 
         Before the next read, call `next_frame` until it returns None.
         """
-        if self._header is None:
+        header = self._header
+        if header is None:
             self._filled += nbytes
-        else:
-            self._have += nbytes
+            return
+        have = self._have
+        self._have = have + nbytes
+        if self._view is not SKIP:
+            end = min(header.length, self._have)
+            self._sum = self._crc(self._view[have:end], self._sum)
 
     def next_frame(self) -> Frame | None:
         """The next complete frame, or None.
@@ -111,7 +118,7 @@ class Decoder:
         self._start, self._filled = 0, spare
         payload, self._view = self._view[:length], _NOTHING
         self._header = None
-        return self._finish(header, payload)
+        return _checked(header, payload, self._sum)
 
     def end(self) -> None:
         """Read nothing more. Drops `target`, whose owner holds the decoder: a reference cycle."""
@@ -142,17 +149,19 @@ class Decoder:
         length = header.length
         if length == 0:
             self._start = start
-            return self._finish(header, None)
+            return _checked(header, None, 0)
         view = self._place(header)
         have = min(length, self._filled - start)
+        crc = 0
         if view is not SKIP:
             view[:have] = scratch[start : start + have]
+            crc = self._crc(view[:have])
         if have < length:
-            self._header, self._view, self._have = header, view, have
+            self._header, self._view, self._have, self._sum = header, view, have, crc
             self._start = self._filled = 0
             return None
         self._start = start + have
-        return Frame(header, None) if view is SKIP else self._finish(header, view[:length])
+        return Frame(header, None) if view is SKIP else _checked(header, view[:length], crc)
 
     def _close_up(self, start: int) -> None:
         """Move the beginning of a header to the start of scratch, and grow scratch if wanted."""
@@ -173,12 +182,12 @@ class Decoder:
             return self._target(header)
         return memoryview(bytearray(header.length + HEADER_SIZE))
 
-    def _finish(self, header: Header, payload: memoryview | None) -> Frame:
-        crc = self._crc(payload) if payload is not None else 0
-        if crc != header.payload_crc:
-            raise CorruptedError(
-                f"the CRC-32C of a {MessageKind(header.kind).name} payload of {header.length} "
-                f"bytes does not match (key {header.key:#x} round {header.round} chunk "
-                f"{header.chunk}): bytes were changed on the way"
-            )
-        return Frame(header, payload)
+
+def _checked(header: Header, payload: memoryview | None, crc: int) -> Frame:
+    if crc != header.payload_crc:
+        raise CorruptedError(
+            f"the CRC-32C of a {MessageKind(header.kind).name} payload of {header.length} "
+            f"bytes does not match (key {header.key:#x} round {header.round} chunk "
+            f"{header.chunk}): bytes were changed on the way"
+        )
+    return Frame(header, payload)

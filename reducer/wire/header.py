@@ -22,7 +22,7 @@ from reducer.wire.codes import (
 from reducer.wire.errors import BadFrameError, CorruptedError, ProtocolVersionError
 
 Buffer = bytes | bytearray | memoryview
-Crc = Callable[[Buffer], int]
+Crc = Callable[..., int]  # (data, CRC of the bytes before = 0)
 
 PREFACE_MAGIC: Final = b"ORSP"
 FRAME_MAGIC: Final = b"ORSF"
