@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "native/crc32c.h"
 
 enum {
   kQueue = 1024,
@@ -27,6 +28,7 @@ struct connection {
   /* Receiving: first a header, then its payload in `incoming`. */
   struct header header;
   size_t header_have, payload_have;
+  uint32_t crc; /* of the received payload */
   struct buffer* incoming;
   /* Sending: a ring of buffers, and the number of bytes sent of the first one. */
   struct buffer* queue[kQueue];
@@ -36,6 +38,7 @@ struct connection {
 
 struct connection* connections[MAX_WORKERS];
 int workers;
+bool checksums;
 
 static int epoll;
 static size_t chunk_bytes;
@@ -124,6 +127,14 @@ static void begin_payload(struct connection* c) {
   c->incoming = take();
   c->incoming->header = c->header;
   c->header_have = c->payload_have = 0;
+  c->crc = 0;
+}
+
+static void end_payload(struct connection* c) {
+  struct buffer* whole = c->incoming;
+  if (c->crc != whole->header.crc) die("wrong CRC of chunk %u", whole->header.chunk);
+  c->incoming = NULL;
+  handle_chunk(whole);
 }
 
 /* Returns whether more bytes may be waiting. */
@@ -140,13 +151,10 @@ static bool read_once(struct connection* c) {
   if (size < 0) die("readv");
   if (size == 0) exit(0);
   const size_t payload = (size_t)size < missing ? (size_t)size : missing;
+  if (checksums && payload) c->crc = rs_crc32c(c->crc, parts[0].iov_base, payload);
   c->payload_have += payload;
   c->header_have += (size_t)size - payload;
-  if (c->incoming && payload == missing) {
-    struct buffer* whole = c->incoming;
-    c->incoming = NULL;
-    handle_chunk(c, whole);
-  }
+  if (c->incoming && payload == missing) end_payload(c);
   if (c->header_have == sizeof c->header) begin_payload(c);
   return (size_t)size == room;
 }
@@ -180,13 +188,14 @@ static void accept_all(int listener, const char* congestion) {
 }
 
 int serve(int argc, char** argv, handler* on_chunk) {
-  if (argc < 4) die("usage: %s ADDRESS WORKERS CHUNK_BYTES [CONGESTION]", argv[0]);
+  if (argc < 5) die("usage: %s ADDRESS WORKERS CHUNK_BYTES CRC [CONGESTION]", argv[0]);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   workers = (int)positive(argv[2]);
   chunk_bytes = (size_t)positive(argv[3]);
+  checksums = *argv[4] == '1';
   handle_chunk = on_chunk;
   if (workers > MAX_WORKERS) die("at most %d workers", MAX_WORKERS);
-  const char* congestion = argc > 4 ? argv[4] : "";
+  const char* congestion = argc > 5 ? argv[5] : "";
   epoll = epoll_create1(0);
   accept_all(listen_on(argv[1], congestion), congestion);
   for (;;) {

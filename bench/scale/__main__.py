@@ -15,9 +15,9 @@ assumes that all lanes do the same at the same time, which is pessimistic if a l
 two chunks.
 
 The core's real time is measured around each call and reported. The clock of the simulation uses
-only prices, so a run gives the same times on any machine. The prices come from `bench.reducer_cpu`
-(float32, 4 workers, loopback, cubic), fitted over its chunk sizes, and from the CPU time of ranks
-in the same case; README.md in this folder has the figures.
+only prices, so a run gives the same times on any machine. The prices come from measurements
+(float32, 4 workers, loopback, cubic), fitted over the chunk sizes; README.md in this folder has the
+figures.
 """
 
 from __future__ import annotations
