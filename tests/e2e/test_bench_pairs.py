@@ -1,4 +1,4 @@
-"""`bench.cpu` on tiny arrays: real daemons, worker processes and C programs."""
+"""`bench.cpu` and `bench.latency` on tiny arrays: real daemons, worker processes and C programs."""
 
 from __future__ import annotations
 
@@ -54,3 +54,9 @@ def test_lanes_and_workers_are_measured_beside_programs_in_c(tmp_path: Path) -> 
     assert [row[:14].split() for row in table.splitlines() if row.startswith("worker")] == [
         ["worker", side] for side in ("floor", "C", "ours")
     ]
+
+
+def test_small_all_reduces_are_timed_beside_programs_in_c() -> None:
+    table = bench("bench.latency", "--sizes", "4KiB,64KiB")
+    assert "All-reduce of 4 KiB: float32, 2 workers" in table
+    assert "All-reduce of 64 KiB" in table and "1 turns of 2 rounds" in table
