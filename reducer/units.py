@@ -70,5 +70,14 @@ def format_lanes(count: int) -> str:
     return str(count) if count else "auto"
 
 
+def auto_lanes(cores: int) -> int:
+    """The number of lanes that ``auto`` stands for on this many cores: three quarters, at least 1.
+
+    The kernel receives packets on the other cores. A second lane on two cores gains nothing, since
+    one lane and the kernel's work for it keep both cores busy.
+    """
+    return max(1, cores * 3 // 4)
+
+
 def format_bool(value: bool) -> str:
     return "true" if value else "false"

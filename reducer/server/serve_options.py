@@ -24,6 +24,7 @@ from reducer import cluster, keyfile
 from reducer.kernels import Choice
 from reducer.log import parse_debug
 from reducer.units import (
+    auto_lanes,
     format_bool,
     format_lanes,
     format_seconds,
@@ -90,7 +91,8 @@ class Config:
     port: int = _option("2222", "TCP port for workers; 0: any free one.", parse_int, most=65535)
     lanes: int = _option(
         "auto",
-        "Number of lane processes; 'auto': one for each core.",
+        "Number of lane processes; 'auto': three quarters of the cores that the daemon may use, at "
+        "least one. The kernel needs the other cores to receive packets.",
         parse_lanes,
         most=1024,
     )
@@ -240,7 +242,7 @@ class Config:
     @property
     def lane_count(self) -> int:
         """The number of lanes, with ``auto`` resolved."""
-        return self.lanes or usable_cores()
+        return self.lanes or auto_lanes(usable_cores())
 
 
 def options() -> dict[str, Option]:

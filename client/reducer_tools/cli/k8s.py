@@ -47,7 +47,12 @@ def command() -> None:
 )
 @click.option("--replicas", default=4, show_default=True, help="Number of reducers.")
 @click.option("--image", default=Reducers.image, show_default=True, help="Image of the reducers.")
-@click.option("--cpus", default=4, show_default=True, help="Cores and lanes of each reducer.")
+@click.option(
+    "--cpus",
+    default=4,
+    show_default=True,
+    help="Cores of each reducer. It has three lanes for every four cores, at least one.",
+)
 @click.option(
     "--memory",
     metavar="SIZE",

@@ -82,7 +82,7 @@ def _environment(reducers: Reducers, settings: dict[str, str]) -> list[Manifest]
     values = {
         "REDUCER_HOST": "0.0.0.0",
         "REDUCER_METRICS_HOST": "0.0.0.0",
-        "REDUCER_LANES": str(reducers.cpus),
+        "REDUCER_LANES": str(reducers.lanes),
         "REDUCER_MEMORY": format_size(reducers.memory),
         "REDUCER_LOG_FORMAT": "json",
         **settings,

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from reducer import __version__
+from reducer.units import auto_lanes
 
 PORT = 2222
 METRICS_PORT = 2223
@@ -60,13 +61,19 @@ class Reducers:
             )
 
     @property
+    def lanes(self) -> int:
+        """As many lanes as ``auto`` has on these cores."""
+        # The manifest has the number, because on cgroup v1 a reducer does not see its limit.
+        return auto_lanes(self.cpus)
+
+    @property
     def pod_mebibytes(self) -> int:
         """The memory limit of a pod in MiB.
 
         The limit is `memory`, the tenth by which a lane may exceed its budget, and the daemon's
         own needs.
         """
-        needed = self.memory * 1.1 + _BASE_BYTES + _LANE_BYTES * self.cpus
+        needed = self.memory * 1.1 + _BASE_BYTES + _LANE_BYTES * self.lanes
         return -(-int(needed) // MIB)
 
 

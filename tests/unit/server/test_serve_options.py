@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -235,9 +236,19 @@ def test_the_mode_follows_from_the_files() -> None:
     assert load(TLS, env={}).config.mode == "tls"
 
 
-def test_auto_lanes_are_the_usable_cores() -> None:
-    assert load({"lanes": "auto"}, env={}).config.lane_count == serve_options.usable_cores() >= 1
+@pytest.mark.parametrize(
+    ("cores", "lanes"), [(1, 1), (2, 1), (3, 2), (4, 3), (6, 4), (8, 6), (16, 12), (96, 72)]
+)
+def test_auto_lanes_leave_a_quarter_of_the_cores_to_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, cores: int, lanes: int
+) -> None:
+    monkeypatch.setattr(serve_options, "usable_cores", lambda: cores)
+    assert load({"lanes": "auto"}, env={}).config.lane_count == lanes
     assert load({"lanes": "3"}, env={}).config.lane_count == 3
+
+
+def test_the_usable_cores_are_at_most_the_allowed_cores() -> None:
+    assert 1 <= serve_options.usable_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_a_lane_runs_the_code_of_its_parent() -> None:
