@@ -30,6 +30,7 @@ def command(file: str | None, **given: Any) -> None:
     found = effective(file, given)
     try:
         serve_options.check_protection(found.config)
+        serve_options.check_pin(found.config)
         serve_options.make_timeline_folder(found.config)
         key = serve_options.read_key(found.config)
     except serve_options.ConfigError as error:

@@ -96,6 +96,13 @@ class Config:
         parse_lanes,
         most=1024,
     )
+    pin: bool = _option(
+        "false",
+        "Bind each lane to a core of its own, whose NUMA node then has the lane's memory. Cores of "
+        "the NIC's NUMA node are used first, and hardware threads of a used core last. For "
+        "machines that run nothing else.",
+        parse_bool,
+    )
     memory: int = _option(
         "8GiB",
         "Memory for contributions, results and records of runs. Each lane gets an equal part.",
@@ -398,6 +405,19 @@ def check_protection(config: Config) -> None:
             f"--host {config.host} is beyond loopback: anyone who reaches it could join. Give "
             f"{_both_names('key_file')}, or {_both_names('tls_cert')} and its key and CA, or "
             f"--insecure ({env_name('insecure')}=1) in a network that you trust."
+        )
+
+
+def check_pin(config: Config) -> None:
+    """Raises ConfigError if lanes are to be bound to cores and there are fewer cores than lanes."""
+    cores = len(os.sched_getaffinity(0))
+    if config.pin and config.lane_count > cores:
+        raise ConfigError(
+            f"{_both_names('pin')} binds each lane to a core of its own: {flag_name('lanes')} "
+            f"{config.lane_count} needs {config.lane_count} cores, and the daemon may use {cores} "
+            f"(taskset, cpuset). Give it more cores, or fewer lanes ({flag_name('lanes')} auto: "
+            f"{auto_lanes(usable_cores())}), or leave {flag_name('pin')} out: the kernel then "
+            "spreads the lanes."
         )
 
 

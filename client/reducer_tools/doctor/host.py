@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import ipaddress
 import platform
 import resource
 import socket
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +16,6 @@ from reducer_tools.doctor.findings import HERE, Finding, fault, warning
 
 _NET = Path("/sys/class/net")
 _SYSCTL = Path("/proc/sys/net")
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
 # Open files besides the connections: of the program, its data loaders and its libraries.
 _OWN_FILES = 256
 # The kernel uses a part of a receive buffer for overhead (tcp_adv_win_scale).
@@ -67,34 +63,6 @@ def examine(interfaces: Iterable[str], connections: int, round_trip: float | Non
     host.facts["congestion control"] = _sysctl("ipv4/tcp_congestion_control") or "unknown"
     check_buffers(host, round_trip)
     return host
-
-
-def interface_of(address: str) -> str:
-    """The interface whose first address this is, or ""."""
-    wanted = ipaddress.ip_address(address)
-    if wanted.is_loopback:
-        return "lo"
-    if isinstance(wanted, ipaddress.IPv6Address):
-        return _interface_of_v6(wanted)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24]
-            except OSError:  # the interface has no IPv4 address
-                continue
-            if ipaddress.ip_address(found) == wanted:
-                return name
-    return ""
-
-
-def _interface_of_v6(wanted: ipaddress.IPv6Address) -> str:
-    try:
-        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return ""
-    rows = (line.split() for line in lines)
-    return next((row[-1] for row in rows if int(row[0], 16) == int(wanted)), "")
 
 
 def read_nic(name: str) -> Nic | None:

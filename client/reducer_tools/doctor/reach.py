@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import reducer_client
+from reducer.nic import interface_of
 from reducer.status.ask import StatusError, ask
 from reducer_client.errors import (
     AuthenticationError,
@@ -30,7 +31,6 @@ from reducer_client.errors import (
     ReducerUnavailableError,
 )
 from reducer_tools.doctor.findings import Finding, fault
-from reducer_tools.doctor.host import interface_of
 
 # The first class that matches gives the code.
 _CODES: dict[type[ReducerError], str] = {

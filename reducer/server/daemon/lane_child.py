@@ -30,10 +30,16 @@ WATCH_SECONDS = 1.0
 
 
 class LaneChild:
-    """A process of one lane. ``hear`` is called with each answer."""
+    """A process of one lane. ``hear`` is called with each answer.
 
-    def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None]) -> None:
+    ``core``: the core to which the process binds itself; None for all.
+    """
+
+    def __init__(
+        self, lane: int, hear: Callable[[dict[str, Any]], None], core: int | None = None
+    ) -> None:
         self._lane = lane
+        self._core = core
         self._hear = hear
         self._last_words = ""
         self._process: subprocess.Popen[bytes]
@@ -61,7 +67,8 @@ class LaneChild:
                 with os.fdopen(write_fd, "wb", buffering=0):
                     pipe = undo.enter_context(os.fdopen(read_fd, "rb", buffering=0))
                     fds = theirs.fileno(), write_fd
-                    self._process = _spawn(_lane_options(options, self._lane, *fds, bool(key)))
+                    place = self._lane, self._core
+                    self._process = _spawn(_lane_options(options, *place, *fds, bool(key)))
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self._answers, _ = await loop.connect_read_pipe(
@@ -159,11 +166,17 @@ def _spawn(options: LaneOptions) -> subprocess.Popen[bytes]:
 
 
 def _lane_options(
-    options: serve_options.Config, lane: int, orders_fd: int, answers_fd: int, psk: bool
+    options: serve_options.Config,
+    lane: int,
+    core: int | None,
+    orders_fd: int,
+    answers_fd: int,
+    psk: bool,
 ) -> LaneOptions:
     return LaneOptions(
         lane=lane,
         lanes=options.lane_count,
+        core=core,
         parent=os.getpid(),
         orders_fd=orders_fd,
         answers_fd=answers_fd,

@@ -12,12 +12,12 @@ import functools
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from reducer.core.surface.numbers import Part
 from reducer.log import RateLimit
-from reducer.server import file_descriptors, serve_options
+from reducer.server import file_descriptors, serve_options, topology
 from reducer.server.daemon.lane_child import LaneChild
 from reducer.server.pipe.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
 from reducer.server.pipe.reports import numbers_of, part_of, put_together
@@ -52,10 +52,18 @@ def pause_before_restart(quick_deaths: int) -> float:
 class LaneHandle:
     """One lane, over all processes that serve it one after another.
 
-    ``room``: how many sockets may wait for it.
+    ``room``: how many sockets may wait for it. ``core``: the core to which its processes bind
+    themselves; None for all.
     """
 
-    def __init__(self, options: serve_options.Config, lane: int, key: bytes, room: int) -> None:
+    def __init__(
+        self,
+        options: serve_options.Config,
+        lane: int,
+        key: bytes,
+        room: int,
+        core: int | None = None,
+    ) -> None:
         self.lane = lane
         self.restarts = 0
         self.failure = ""  # how the lane has ended, if it did not drain
@@ -63,6 +71,7 @@ class LaneHandle:
         self.ended = asyncio.Event()  # no process will take sockets again
         self._options = options
         self._key = key
+        self._core = core
         self._child: LaneChild | None = None
         self._started = False
         self._stopping = asyncio.Event()
@@ -101,7 +110,7 @@ class LaneHandle:
 
     async def _live(self) -> str:
         """Run one process. Returns how the process has ended; empty for exit status 0."""
-        child = LaneChild(self.lane, self._hear)
+        child = LaneChild(self.lane, self._hear, self._core)
         try:
             await child.start(self._options, self._key)
         except OSError as error:
@@ -271,7 +280,10 @@ class LaneGroup:
     def __init__(self, options: serve_options.Config, key: bytes) -> None:
         lanes = options.lane_count
         room = max(1, file_descriptors.room_for_waiting() // lanes)
-        self.handles = [LaneHandle(options, lane, key, room) for lane in range(lanes)]
+        self.handles = [
+            LaneHandle(options, lane, key, room, core)
+            for lane, core in enumerate(_cores(options, lanes))
+        ]
         self._keepers: list[asyncio.Task[None]] = []
 
     def spawn(self, on_failure: Callable[[], None]) -> None:
@@ -328,6 +340,16 @@ class LaneGroup:
         for handle in self.handles:
             handle.kill("the daemon ends")
         await asyncio.gather(*self._keepers, return_exceptions=True)
+
+
+def _cores(options: serve_options.Config, lanes: int) -> Sequence[int | None]:
+    """The core of each lane; None for a lane that may run on all cores."""
+    if not options.pin:
+        return [None] * lanes
+    cores = topology.cores_for_lanes(options.host, lanes)
+    shown = ", ".join(f"{lane} to core {core}" for lane, core in enumerate(cores))
+    logger.info("lanes are bound to cores: %s", shown)
+    return cores
 
 
 def _on_keeper_end(

@@ -445,13 +445,34 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
     )
 
 
+def _bind(core: int | None) -> str:
+    """Bind this process and the threads that it will start to a core. Returns why that failed.
+
+    The kernel places memory on the NUMA node of the core that first writes to it, so this comes
+    before the buffers. It fails if the daemon has lost the core since its start (cpuset).
+    """
+    try:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+    except OSError as error:
+        return f"this lane cannot be bound to core {core} ({error.strerror}), and runs on any core"
+    return ""
+
+
 def main() -> NoReturn:
     options = LaneOptions(**json.loads(sys.argv[1]))
     die_with_parent(options.parent)
+    unbound = _bind(options.core)
     # Both signals reach the whole process group (Ctrl-C, systemd); only the main process acts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
+    if unbound:
+        logger.warning(
+            "%s: start the daemon again on the cores that it may use now (%s)",
+            unbound,
+            ", ".join(map(str, sorted(os.sched_getaffinity(0)))),
+        )
     last_words = os.dup(options.answers_fd)
     status = 1
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)

@@ -14,6 +14,7 @@ class LaneOptions:
 
     lane: int
     lanes: int
+    core: int | None  # to which the lane is bound
     parent: int
     orders_fd: int
     answers_fd: int

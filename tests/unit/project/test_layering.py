@@ -25,7 +25,8 @@ PACKAGES = {
 # for itself and all names below it.
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
 SHARED |= {
-    f"reducer.{name}" for name in ("columns", "compiled", "keyfile", "log", "parent", "units")
+    f"reducer.{name}"
+    for name in ("columns", "compiled", "keyfile", "log", "nic", "parent", "units")
 }
 CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "numpy", "torch"} | {

@@ -48,9 +48,7 @@ def test_buffers_are_held_against_rate_and_round_trip() -> None:
     assert "the maximum of net.ipv4.tcp_rmem is" in looked.findings[0].text
 
 
-def test_the_interface_of_an_address() -> None:
-    assert host.interface_of("127.0.0.1") == host.interface_of("::1") == "lo"
-    assert host.interface_of("192.0.2.1") == ""
+def test_the_rate_of_an_interface() -> None:
     found = host.read_nic("lo")
     assert found is not None and found.rate is None and found.mtu >= 1_500
     assert host.read_nic("no-such-nic") is None

@@ -26,7 +26,7 @@ class Child:
 
     made = 0
 
-    def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None], core: int | None) -> None:
         Child.made += 1
         self._hear = hear
         self.killed = False
@@ -277,8 +277,8 @@ def test_a_lane_takes_no_more_sockets_at_once_than_its_shell_wants(at_once: int)
 class Deaf(Child):
     """A lane that loses the first order to drain."""
 
-    def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(lane, hear)
+    def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None], core: int | None) -> None:
+        super().__init__(lane, hear, core)
         self._told = 0
         self._ended = asyncio.Event()
 

@@ -225,7 +225,9 @@ def test_no_part_of_a_report_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch)
     heard: list[LaneReport] = []
 
     class Child:
-        def __init__(self, number: int, hear: Callable[[dict[str, Any]], None]) -> None:
+        def __init__(
+            self, number: int, hear: Callable[[dict[str, Any]], None], core: int | None
+        ) -> None:
             self._hear = hear
 
         async def start(self, options: serve_options.Config, key: bytes) -> None:

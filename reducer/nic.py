@@ -1,0 +1,67 @@
+"""Finds the network interface of an address."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+_SIOCGIFADDR: Final = 0x8915  # linux/sockios.h
+_ANYWHERE: Final = "00000000"
+
+
+def interface_of(address: str) -> str:
+    """The interface whose first address this is, or ""."""
+    wanted = ipaddress.ip_address(address)
+    if wanted.is_loopback:
+        return "lo"
+    if isinstance(wanted, ipaddress.IPv6Address):
+        return _interface_of_v6(wanted)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24]
+            except OSError:  # the interface has no IPv4 address
+                continue
+            if ipaddress.ip_address(found) == wanted:
+                return name
+    return ""
+
+
+def interface_to_serve(host: str) -> str:
+    """The interface on which a server with this ``--host`` gets most of its traffic, or "".
+
+    For an address of all interfaces it is the interface of the IPv4 default route.
+    """
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+    if ipaddress.ip_address(address).is_unspecified:
+        return default_interface(_lines("/proc/self/net/route"))
+    return interface_of(address)
+
+
+def default_interface(routes: Iterable[str]) -> str:
+    """The interface of the default route with the least metric in a table of IPv4 routes, or ""."""
+    rows = (line.split() for line in routes)
+    # Interface, destination, gateway, flags, two counters, metric, mask.
+    found = [(int(row[6]), row[0]) for row in rows if row[1:2] == row[7:8] == [_ANYWHERE]]
+    return min(found)[1] if found else ""
+
+
+def _interface_of_v6(wanted: ipaddress.IPv6Address) -> str:
+    rows = (line.split() for line in _lines("/proc/self/net/if_inet6"))
+    return next((row[-1] for row in rows if int(row[0], 16) == int(wanted)), "")
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
