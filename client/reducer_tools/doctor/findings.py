@@ -15,7 +15,7 @@ class Finding:
     With a fault, a job that starts on this host now would fail. With a warning, a job runs, but
     worse than it could. ``subject`` is the reducer's address or HERE. ``code`` is a short name for
     programs and tables, such as ``closed-port``. ``text`` says what was found, what was expected
-    and what to try.
+    and what to try; lines after the first are commands.
     """
 
     level: Literal["fault", "warning"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 from reducer import __version__, compiled, kernels
 from reducer.server.serve_options import usable_cores
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer_tools.doctor import receive
 from reducer_tools.doctor.findings import HERE, Finding, fault, warning
 
 _NET = Path("/sys/class/net")
@@ -60,6 +62,7 @@ def examine(interfaces: Iterable[str], connections: int, round_trip: float | Non
     for nic in host.nics:
         rate = "rate unknown" if nic.rate is None else f"{nic.rate / 1e9:g} Gbit/s"
         host.facts[f"NIC {nic.name}"] = f"{rate}, MTU {nic.mtu}"
+        _check_receiving(host, nic, connections)
     host.facts["congestion control"] = _sysctl("ipv4/tcp_congestion_control") or "unknown"
     check_buffers(host, round_trip)
     return host
@@ -106,6 +109,15 @@ def _check_open_files(host: Host, connections: int) -> None:
     )
     kind = fault if soft < connections else warning
     host.findings.append(kind("open-files", HERE, text))
+
+
+def _check_receiving(host: Host, nic: Nic, connections: int) -> None:
+    found = receive.read(nic.name)
+    if found is None:
+        return
+    host.facts[f"NIC {nic.name}"] += f", {found}"
+    advice = receive.advise(nic.name, nic.rate, found, connections, os.sched_getaffinity(0))
+    host.findings += [advice] if advice else []
 
 
 def check_buffers(host: Host, round_trip: float | None) -> None:

@@ -82,10 +82,12 @@ def _findings(diagnosis: Diagnosis) -> Iterator[str]:
         for finding in diagnosis.findings:
             if finding.level == level:
                 text = f"{level.upper()} {finding.code}: {finding.subject}: {finding.text}"
+                text, *commands = text.split("\n")
                 yield textwrap.fill(
                     text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False,
                     break_long_words=False,
                 )  # fmt: skip
+                yield from (f"    {command}" for command in commands)  # whole, to be copied
     yield textwrap.fill(verdict(diagnosis), _WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
