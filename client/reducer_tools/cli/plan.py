@@ -16,6 +16,7 @@ from reducer_tools.cli.machines import builtin_machines, load_machines, machines
 from reducer_tools.cli.sizes import count_option, seconds_option, size_option
 from reducer_tools.planner import report, request, specs
 from reducer_tools.planner.fields import SpecError
+from reducer_tools.planner.lanes import Flows
 from reducer_tools.planner.plan import Plan
 from reducer_tools.planner.pools import Job
 
@@ -51,6 +52,18 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 )
 @click.option(
     "--reducer-price", type=float, help="Price of a reducer per hour, in the same currency."
+)
+@click.option(
+    "--flow-gbps",
+    type=float,
+    help="Limit of the network for one TCP connection in Gbit/s, each way: 5 on Amazon EC2, 10 in "
+    "a cluster placement group. [default: no limit]",
+)
+@click.option(
+    "--lanes",
+    type=int,
+    help="Number of lanes of each reducer, for --flow-gbps. A worker has a connection to each lane "
+    "of each reducer. [default: the recommended number]",
 )
 @click.option(
     "--gradient-bytes",
@@ -106,6 +119,7 @@ def command(**given: Any) -> None:
       reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32
       reducer plan --workers 8 --worker-gbps 100 --reducer-machine n1-highcpu-16 \\
           --parameters 340M --step 250ms --worker-price 30 --reducer-price 0.60
+      reducer plan --workers 4 --worker-gbps 100 --reducer-gbps 100 --flow-gbps 5 --lanes 2
       reducer plan --spec job.yaml
     """
     if given["show_machines"]:
@@ -138,6 +152,7 @@ def _make_request(given: dict[str, Any]) -> request.Request:
         step_seconds=given["step"],
         compute_seconds=given["compute"],
         overlap=given["overlap"],
+        flows=Flows(given["flow_gbps"], given["lanes"]),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from reducer_tools.planner import lanes
+from reducer_tools.planner.network_time import exact
 from reducer_tools.planner.plan import Plan
 from reducer_tools.planner.pools import Sizing
 from reducer_tools.planner.text import format_count, format_price
@@ -12,8 +14,13 @@ def conclude(plan: Plan) -> list[str]:
     if plan.cluster.workers == 1:
         return ["A single worker needs no reducers."]
     if plan.to_beat_ring is None:
-        return [_conclude_two(plan)]
-    return [_conclude_times(plan, plan.to_beat_ring), *_conclude_prices(plan)]
+        return [_conclude_two(plan), *_conclude_connections(plan)]
+    return [
+        _conclude_times(plan, plan.to_beat_ring),
+        *_conclude_prices(plan),
+        *_conclude_connections(plan),
+        _conclude_lanes(plan),
+    ]
 
 
 def conclude_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
@@ -81,6 +88,39 @@ def _conclude_prices(plan: Plan) -> list[str]:
         least = f"with {format_count(cheapest.reducers, 'reducer')}" if cheapest else "over a ring"
         lines.append(f"At these prices a step costs least {least}.")
     return lines
+
+
+def _conclude_connections(plan: Plan) -> list[str]:
+    """How many connections a worker needs, and whether it has them; empty without a limit."""
+    cluster, reducers = plan.cluster, plan.chosen.reducers
+    flow = cluster.flows.gbps
+    if flow is None:
+        return []
+    share = cluster.worker_share(reducers)
+    needed = format_count(lanes.connections_needed(share, flow), "connection")
+    least = format_count(lanes.lanes_for_connections(share, reducers, flow), "lane")
+    need = f"A worker needs {needed} of {flow:g} Gbit/s for its share of {float(share):.3g} Gbit/s"
+    lines = [f"{need}: {format_count(reducers, 'reducer')} x {least}."]
+    carried = reducers * plan.chosen.lanes * exact(flow)
+    if carried < share:
+        has = format_count(plan.chosen.lanes, "lane")
+        lines.append(f"With {has} its connections carry {float(carried):.3g}: they set the time.")
+    return lines
+
+
+def _conclude_lanes(plan: Plan) -> str:
+    cluster, reducers = plan.cluster, plan.chosen.reducers
+    count = cluster.recommended_lanes(reducers)
+    share = cluster.worker_share(reducers)
+    if count > lanes.lanes_for_cpu(share, cluster.workers, reducers):
+        why = "for the workers' connections"
+    else:
+        why = f"one for each {lanes.LANE_GBPS} Gbit/s that it sums"
+    cores = -(-count * 4 // 3)
+    return (
+        f"Give each reducer {format_count(count, 'lane')}, {why}. `--lanes auto` starts as many "
+        f"on {format_count(cores, 'core')}."
+    )
 
 
 def _conclude_third_pool(sizing: Sizing, reducer_gbps: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
-from reducer_tools.planner import cost, network_time, reducer_count
+from reducer_tools.planner import cost, lanes, network_time, reducer_count
+from reducer_tools.planner.lanes import Flows
 
 Winner = Literal["reducers", "ring", "neither"]
 # Maximum number of rows, about. A plan with more needed reducers leaves some numbers out.
@@ -53,8 +55,10 @@ class Cluster:
     gradient_bytes: int
     step: Step = field(default_factory=Step)
     prices: Prices = field(default_factory=Prices)
+    flows: Flows = field(default_factory=Flows)
 
     def ring_seconds(self) -> float:
+        """The time of a ring with enough connections: NCCL, for one, opens several."""
         return network_time.ring_seconds(self.gradient_bytes, self.workers, self.worker_gbps)
 
     def ring_step_seconds(self) -> float:
@@ -67,11 +71,13 @@ class Cluster:
     def choice(self, reducers: int) -> Choice:
         """The times and costs with this number of reducers."""
         hosts = (self.workers, self.worker_gbps, reducers, self.reducer_gbps)
-        seconds = network_time.reducer_seconds(self.gradient_bytes, *hosts)
+        reached = (self.workers, self.reached_gbps(reducers), reducers, self.reducer_gbps)
+        seconds = network_time.reducer_seconds(self.gradient_bytes, *reached)
         ring, ring_step = self.ring_seconds(), self.ring_step_seconds()
         step = self.step.seconds(seconds)
         return Choice(
             reducers=reducers,
+            lanes=self.flows.lanes or self.recommended_lanes(reducers),
             allreduce_seconds=seconds,
             speedup=ring / seconds,
             optimum_seconds=network_time.mixed_seconds(self.gradient_bytes, *hosts),
@@ -81,6 +87,24 @@ class Cluster:
             break_even_ratio=cost.break_even_ratio(self.workers, reducers, ring_step, step),
             winner=find_winner(seconds, ring),
         )
+
+    def worker_share(self, reducers: int) -> Fraction:
+        """Gbit/s that the NICs allow a worker, each way."""
+        return lanes.worker_share(self.workers, self.worker_gbps, reducers, self.reducer_gbps)
+
+    def reached_gbps(self, reducers: int) -> float:
+        """The rate of a worker's NIC, or of its connections if that is less."""
+        if self.flows.to_reducer is None:
+            return self.worker_gbps
+        return min(self.worker_gbps, float(reducers * self.flows.to_reducer))
+
+    def recommended_lanes(self, reducers: int) -> int:
+        """The number of lanes for a reducer's CPU and for the workers' connections."""
+        share = self.worker_share(reducers)
+        for_cpu = lanes.lanes_for_cpu(share, self.workers, reducers)
+        if self.flows.gbps is None:
+            return for_cpu
+        return max(for_cpu, lanes.lanes_for_connections(share, reducers, self.flows.gbps))
 
     def _cost(self, step: float, reducers: int) -> float | None:
         worker, reducer = self.prices.worker, self.prices.reducer
@@ -93,11 +117,13 @@ class Cluster:
 class Choice:
     """The times and costs of one number of reducers.
 
-    A speedup is the ring's time divided by the reducers' time. ``optimum_seconds`` is
+    ``lanes`` is the number of lanes of each reducer: the given or the recommended one. A
+    speedup is the ring's time divided by the reducers' time. ``optimum_seconds`` is
     `network_time.mixed_seconds`, ``break_even_ratio`` is `cost.break_even_ratio`.
     """
 
     reducers: int
+    lanes: int
     allreduce_seconds: float
     speedup: float
     optimum_seconds: float
@@ -153,7 +179,8 @@ def make_plan(cluster: Cluster, reducers: int | None = None) -> Plan:
 
     Raises ValueError with field, expected and got for an invalid value.
     """
-    rates = (cluster.workers, cluster.worker_gbps, cluster.reducer_gbps)
+    hosts = (cluster.workers, cluster.worker_gbps, cluster.reducer_gbps)
+    rates = (*hosts, cluster.flows.to_reducer)
     needed = reducer_count.reducers_needed(*rates)
     to_beat_ring = reducer_count.reducers_to_beat_ring(*rates)
     chosen = cluster.choice(needed if reducers is None else reducers)

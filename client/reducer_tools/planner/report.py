@@ -29,6 +29,7 @@ def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
         "workers": cluster.workers,
         "worker_gbps": cluster.worker_gbps,
         "reducer_gbps": cluster.reducer_gbps,
+        "flow_gbps": cluster.flows.gbps,
         "gradient_bytes": cluster.gradient_bytes,
         "compute_seconds": cluster.step.compute_seconds,
         "overlap": cluster.step.overlap,
@@ -41,6 +42,7 @@ def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
         "ring_cost_per_step": cluster.ring_cost(),
         "reducers_needed": plan.needed,
         "reducers_to_beat_ring": plan.to_beat_ring,
+        "recommended_lanes": cluster.recommended_lanes(plan.chosen.reducers),
         "cheapest_reducers": cheapest.reducers if cheapest else None,
         "verdict": conclude(plan),
         "choices": [asdict(choice) for choice in plan.choices],
@@ -96,6 +98,7 @@ def _facts(plan: Plan) -> list[str]:
         ("workers", f"{cluster.workers:,} at {cluster.worker_gbps:g} Gbit/s"),
         ("reducers needed", f"{plan.needed:,} at {cluster.reducer_gbps:g} Gbit/s"),
         ("to beat a ring", _describe_least(plan.to_beat_ring)),
+        ("lanes of a reducer", _describe_lanes(plan)),
         ("gradients", format_bytes(cluster.gradient_bytes) + " a worker"),
         (f"all-reduce, {count}", format_seconds(chosen.allreduce_seconds)),
         ("all-reduce, ring", format_seconds(cluster.ring_seconds())),
@@ -118,6 +121,14 @@ def _describe_least(reducers: int | None) -> str:
     if reducers is None:
         return "impossible: a ring of two moves no more bytes"
     return f"{reducers:,} or more"
+
+
+def _describe_lanes(plan: Plan) -> str:
+    recommended = plan.cluster.recommended_lanes(plan.chosen.reducers)
+    more = f" ({recommended:,} recommended)" if plan.chosen.lanes != recommended else ""
+    flow = plan.cluster.flows.gbps
+    limit = "" if flow is None else f", {flow:g} Gbit/s a connection"
+    return f"{plan.chosen.lanes:,}{more}{limit}"
 
 
 def _table(plan: Plan) -> list[str]:

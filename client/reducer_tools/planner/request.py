@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reducer_tools.planner import network_time
 from reducer_tools.planner.cost import check_amount, check_overlap, compute_seconds
+from reducer_tools.planner.lanes import Flows
 from reducer_tools.planner.machines import DEFAULT_REDUCER, Machine, Machines
 from reducer_tools.planner.plan import Cluster, Plan, Prices, Step, make_plan
 from reducer_tools.planner.pools import Job, Pool, RatedPool, Sizing
@@ -47,7 +48,7 @@ class Request:
     """The options of a plan. None means that the value is derived, or unknown.
 
     ``step_seconds`` is the time of a step measured over a ring, ``compute_seconds`` the time of a
-    step without communication.
+    step without communication. ``flows`` is the limit of a connection.
     """
 
     worker: Host
@@ -58,6 +59,7 @@ class Request:
     step_seconds: float | None = None
     compute_seconds: float | None = None
     overlap: float = 0.0
+    flows: Flows = field(default_factory=Flows)
 
 
 def answer(
@@ -109,7 +111,8 @@ def _plan(
     ring = network_time.ring_seconds(request.gradient_bytes, workers, worker.gbps)
     prices = Prices(worker.price, reducer.price)
     hosts = (workers, worker.gbps, reducer.gbps, request.gradient_bytes)
-    return make_plan(Cluster(*hosts, _find_step(request, ring), prices), reducers)
+    cluster = Cluster(*hosts, _find_step(request, ring), prices, request.flows)
+    return make_plan(cluster, reducers)
 
 
 def _find_step(request: Request, ring: float) -> Step:
