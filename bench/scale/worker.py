@@ -225,7 +225,10 @@ class ModelWorker:
         )
         connection.unreported_cost += cost
         self._unanswered -= 1
-        if 2 * connection.unreported_cost >= connection.credit.limit and not connection.control:
+        limit = connection.credit.limit
+        # The next contribution reports `done`, too.
+        most = limit // 2 if connection.sent == len(chunks) else limit
+        if connection.unreported_cost >= most and not connection.control:
             self._queue_heartbeat(connection, now)
 
     def tick(self, now: float) -> None:

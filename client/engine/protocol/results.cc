@@ -117,8 +117,8 @@ void Results::ends(Lane* lane, const Header& h, double now) {
   positions_.advance_done(entry);
   rounds_.advance_stable(entry, h.stable);
   if (--round->unanswered == 0) rounds_.finish(round.get(), std::nullopt);
-  if (run_.leaving || 2 * lane->unreported_cost >= lane->credit.limit)
-    positions_.maybe_heartbeat(lane, now);
+  const uint64_t most = entry->sends_next() ? lane->credit.limit : lane->credit.limit / 2;
+  if (run_.leaving || lane->unreported_cost >= most) positions_.maybe_heartbeat(lane, now);
 }
 
 // Returns the round whose memory the receiver has used until now, if any.

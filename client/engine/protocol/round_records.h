@@ -137,6 +137,12 @@ struct KeyLane {
   bool named(double now, double lasts) const {
     return announced && (first_unsent > 0 || now - used_at < lasts);
   }
+  // Whether a contribution is about to be sent, which reports `done`.
+  bool sends_next() const {
+    if (first_unsent == shares.size()) return false;
+    const Share& next = *shares[first_unsent];
+    return next.ready() || next.to_copy();
+  }
   void recount() {  // after `shares` changed out of order
     first_unheld = first_unsent = 0;
     while (first_unheld < shares.size() && shares[first_unheld]->all_held()) ++first_unheld;

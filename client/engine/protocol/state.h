@@ -72,7 +72,7 @@ class State {
   std::vector<Lane*> take_dropped(uint32_t loop = 0) { return lanes_.take_dropped(loop); }
   // Returns the lanes whose receivers must discard the payload that is arriving. The loop may use
   // the target until it calls discarded() for the lane; the caller waits for that. The loop calls
-  // both between two calls of Receiver::received(), when at most one payload is arriving.
+  // both between two reads, when at most one payload is arriving.
   std::vector<Lane*> take_discards(uint32_t loop = 0) { return lanes_.take_discards(loop); }
   void discarded(Lane* lane) { results_.discarded(lane); }
   bool joined() const { return run_.joined; }
