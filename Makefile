@@ -158,16 +158,19 @@ define NATIVE_BUILD
 	$(call NATIVE_CONFIGURE,$(1),$(2))
 	MAKEFLAGS= $(BIN)/cmake --build build/$(1)
 endef
-# The same. The last two steps run C++ workers and ranks of the plugin against real reducers.
+# The same. The last step runs C++ workers and ranks of the plugin against real reducers, under the
+# sanitizers also with the lanes on three I/O loops.
 define NATIVE_TESTS
 	$(call NATIVE_BUILD,$(1),$(2))
 	TSAN_OPTIONS="$(TSAN) die_after_fork=0" \
 	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure \
 	    $(if $(2),,--parallel 4)
-	TSAN_OPTIONS="$(TSAN)" \
-	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
-	test ! -d build/$(1)/nccl_plugin || TSAN_OPTIONS="$(TSAN)" \
-	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/nccl_plugin/tests/nccl_collnet
+	for loops in $(if $(2),1 3,1); do \
+	    export REDUCER_IO_THREADS=$$loops TSAN_OPTIONS="$(TSAN)"; \
+	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker || exit 1; \
+	    test ! -d build/$(1)/nccl_plugin || \
+	        $(BIN)/python -m tests.support.nccl_ranks build/$(1)/nccl_plugin/tests/nccl_collnet || exit 1; \
+	done
 endef
 
 native-test: $(STAMP) ## Run the tests in C and C++

@@ -50,8 +50,8 @@ Parse seconds(double Settings::* member) {
   };
 }
 
-template <class Number>
-Parse integer(Number Settings::* member, uint64_t least, uint64_t most, uint64_t step = 1) {
+template <class Owner, class Number>
+Parse integer(Number Owner::* member, uint64_t least, uint64_t most, uint64_t step = 1) {
   return [=](Settings* settings, const std::string& value) -> std::string {
     char* end = nullptr;
     errno = 0;
