@@ -11,7 +11,7 @@
 namespace ors {
 namespace {
 
-// One loop moves 27 Gbit/s each way over loopback and 11 with frames of 1,500 bytes
+// One loop moves 24 Gbit/s each way over loopback and 12 with frames of 1,500 bytes
 // (docs/speed.md); NICs that segment and merge packets lie in between.
 constexpr int64_t kMegabitsPerLoop = 20'000;
 // More loops gain nothing: their State is guarded by one mutex.

@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from reducer_tools.planner.network_time import check_count, check_positive, exact
 
-# A lane takes 0.24 CPU seconds for each GB in and out, and 0.48 with chunks of 64 KiB
-# (bench/scale/README.md): 8 Gbit/s keep a quarter to a half of its core busy.
+# A lane takes 0.26 CPU seconds for each GB in and out over loopback, and 0.78 with frames of 1,500
+# bytes (docs/speed.md): 8 Gbit/s keep 26 to 78 % of its core busy.
 LANE_GBPS = 8
 _MOST_LANES = 1024  # of `reducer serve --lanes`
 

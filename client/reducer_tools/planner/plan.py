@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from reducer_tools.planner import cost, lanes, network_time, reducer_count
+from reducer_tools.planner import cores, cost, lanes, network_time, reducer_count
 from reducer_tools.planner.lanes import Flows
 
 Winner = Literal["reducers", "ring", "neither"]
@@ -97,6 +97,14 @@ class Cluster:
         if self.flows.to_reducer is None:
             return self.worker_gbps
         return min(self.worker_gbps, float(reducers * self.flows.to_reducer))
+
+    def worker_cores(self, reducers: int) -> tuple[float, float]:
+        """How many cores of a worker its share keeps busy: least and most."""
+        return cores.WORKER.cores(self.worker_share(reducers))
+
+    def reducer_cores(self, reducers: int) -> tuple[float, float]:
+        """How many cores of a reducer the shares of all workers keep busy: least and most."""
+        return cores.REDUCER.cores(self.worker_share(reducers) * self.workers / reducers)
 
     def recommended_lanes(self, reducers: int) -> int:
         """The number of lanes for a reducer's CPU and for the workers' connections."""

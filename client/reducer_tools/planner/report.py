@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from reducer.columns import aligned
+from reducer_tools.planner import cores
 from reducer_tools.planner.conclusions import conclude, conclude_sizing
 from reducer_tools.planner.plan import Choice, Plan
 from reducer_tools.planner.pools import Sizing
@@ -43,6 +44,8 @@ def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
         "reducers_needed": plan.needed,
         "reducers_to_beat_ring": plan.to_beat_ring,
         "recommended_lanes": cluster.recommended_lanes(plan.chosen.reducers),
+        "reducer_cores": cluster.reducer_cores(plan.chosen.reducers),
+        "worker_cores": cluster.worker_cores(plan.chosen.reducers),
         "cheapest_reducers": cheapest.reducers if cheapest else None,
         "verdict": conclude(plan),
         "choices": [asdict(choice) for choice in plan.choices],
@@ -99,6 +102,8 @@ def _facts(plan: Plan) -> list[str]:
         ("reducers needed", f"{plan.needed:,} at {cluster.reducer_gbps:g} Gbit/s"),
         ("to beat a ring", _describe_least(plan.to_beat_ring)),
         ("lanes of a reducer", _describe_lanes(plan)),
+        ("cores of a reducer", cores.describe(cluster.reducer_cores(chosen.reducers))),
+        ("cores of a worker", cores.describe(cluster.worker_cores(chosen.reducers))),
         ("gradients", format_bytes(cluster.gradient_bytes) + " a worker"),
         (f"all-reduce, {count}", format_seconds(chosen.allreduce_seconds)),
         ("all-reduce, ring", format_seconds(cluster.ring_seconds())),
