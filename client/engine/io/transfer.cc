@@ -55,9 +55,10 @@ void Loop::pump_kicked(double now) {
     const size_t n = connections_.size();
     for (size_t i = 0; i < n; ++i) {  // each rank starts at a different connection
       Connection* c = connections_[(i + state_.options().rank) % n].get();
-      // A connection with a full socket buffer is pumped on its next EPOLLOUT.
-      const bool open = c->step == Connection::Step::kOpen && !c->watches_write;
-      if (open && (c->unsent || c->lane->kicked)) due_.push_back(c);
+      if (c->step != Connection::Step::kOpen) continue;
+      // A connection with a full socket buffer is pumped on its next EPOLLOUT. That pump may end
+      // its turn before the buffer is full again: then no further EPOLLOUT comes.
+      if (c->unsent || (c->lane->kicked && !c->watches_write)) due_.push_back(c);
     }
     state_.forget_kicked(number_);
   }
