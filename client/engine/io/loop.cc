@@ -52,9 +52,9 @@ void Loop::start() {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     thread_ = std::thread([this] { run(); });
-  } catch (...) {
+  } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
+    throw std::system_error(error.code(), "the engine cannot start a thread (see ulimit -u)");
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

@@ -121,7 +121,7 @@ std::shared_ptr<Lookup> Lookup::start(const Endpoint& endpoint) {
     return lookup;
   }
   try {
-    // The thread inherits the signal mask of the engine thread: all signals are blocked.
+    // The thread inherits the signal mask of the loop's thread: all signals are blocked.
     std::thread([lookup, endpoint] {
       lookup->trouble_.clear();
       lookup->resolve(endpoint, 0);

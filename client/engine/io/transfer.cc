@@ -71,7 +71,7 @@ void Loop::fill(Connection* c, double now) {
   std::optional<ChunkToCopy> next;
   ChunkCopy copy;
   batch_.clear();  // not empty if memory ran out
-  do {
+  for (;;) {
     {
       const Change change(&shared_, this);
       if (next) state_.copied(*next, std::exchange(copy, {}));
@@ -87,7 +87,7 @@ void Loop::fill(Connection* c, double now) {
       state_.not_copied(*next);
       throw;
     }
-  } while (true);
+  }
   c->sender.add(&batch_);
 }
 

@@ -26,7 +26,7 @@ struct Culprit {
 };
 
 // A round of one chunk up to this size is small: the caller's threads send it and read its result.
-// Larger rounds are left to the engine thread, which sends while the caller copies.
+// Larger rounds are left to the loops' threads, which sends while the caller copies.
 constexpr uint32_t kSmallBytes = 32 << 10;
 
 class Operation {

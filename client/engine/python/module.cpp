@@ -203,7 +203,7 @@ class PyEngine {
                     nb::rv_policy::take_ownership);
   }
 
-  // Releases the buffers of finished operations. Done here because the engine thread must not take
+  // Releases the buffers of finished operations. Done here because the loops' threads must not take
   // the GIL.
   void reap() {
     std::list<Pinned> done;
@@ -226,7 +226,7 @@ class PyEngine {
 
   using Pinned = std::pair<OperationRef, std::shared_ptr<Pins>>;
 
-  std::list<Pinned> pinned_;  // targets that the engine thread may write to
+  std::list<Pinned> pinned_;  // targets that the engine may write to
   std::unordered_map<const Operation*, nb::object> notified_;  // for next_finished()
   Engine* const engine_;  // must end before the members above: see the destructor
   const int generation_;

@@ -1,5 +1,5 @@
-// A loop without sockets and threads: its caller brings and takes the bytes. For the simulator and
-// for tests.
+// All loops of an engine without sockets and threads: its caller brings and takes the bytes. For
+// the simulator and for tests.
 #pragma once
 
 #include <algorithm>
@@ -70,9 +70,11 @@ class BytesLoop {
 
   // To be called after every change of the state that does not come through this class.
   void discard_unwanted() {
-    for (Lane* lane : state.take_discards()) {
-      connection(lane).receiver.discard();
-      state.discarded(lane);
+    for (uint32_t loop = 0; loop < state.options().loops; ++loop) {
+      for (Lane* lane : state.take_discards(loop)) {
+        connection(lane).receiver.discard();
+        state.discarded(lane);
+      }
     }
   }
 

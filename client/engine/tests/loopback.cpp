@@ -176,6 +176,37 @@ ors::Failure failure_to_join(const std::string& address) {
   return *engine.failure();
 }
 
+// A lane whose socket was full is sent all its bytes once it reads again, although nothing comes
+// from it: the kernel reports room in the buffer only once.
+void test_full_socket() {
+  Server server(0, 1);
+  server.keep_buffers_small();
+  const Engines engines = join({server.address()});
+  ors::Engine* engine = engines[0].get();
+  server.beats(false);
+  server.reads(false);
+  const std::vector<float> source(120'000, 1.0f);  // of one round 512 KiB at most are in flight
+  std::vector<std::vector<float>> targets(2, std::vector<float>(source.size()));
+  std::optional<ors::Failure> failure;
+  for (size_t n = 0; n < targets.size(); ++n) {
+    CHECK(submit(engine, "key" + std::to_string(n), source, &targets[n], &failure) != nullptr);
+    CHECK(!failure);
+  }
+  uint64_t stuck = 0;
+  for (uint64_t sent = 1; sent != stuck; sent = engine->bytes_sent()) {
+    stuck = sent;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  const uint64_t all = targets.size() * source.size() * sizeof(float);
+  CHECK(stuck < all);
+  server.reads(true);
+  const auto start = std::chrono::steady_clock::now();
+  while (engine->bytes_sent() < all) {
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void test_nobody_there() {
   uint16_t port = 0;
   const int fd = listen_on_loopback(&port);
@@ -266,6 +297,7 @@ int main() {
   test_lost_reducer();
   test_target_is_let_go();
   test_abort_in_the_middle();
+  test_full_socket();
   test_nobody_there();
   test_absent_rank();
   test_other_servers();

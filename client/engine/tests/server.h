@@ -60,6 +60,15 @@ class Server {
   uint32_t byes() const { return byes_; }
   void flood(bool on) { flood_ = on; }  // sends bytes to rank 0 without end, at most 10 s
   void cut() { cut_ = true; }           // sends a heartbeat, then drops all connections
+  void reads(bool on) { reads_ = on; }
+  void beats(bool on) { beats_ = on; }  // whether it sends heartbeats
+  // Before the engines connect: their sockets hold a few hundred KB, as with packets of a real NIC.
+  void keep_buffers_small() {
+    const int segment = 8'000;
+    const int buffer = 32'000;
+    CHECK(::setsockopt(listener_, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment) == 0);
+    CHECK(::setsockopt(listener_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer) == 0);
+  }
   // From now on sends rank 0 these bytes alone.
   void send(const std::string& bytes) {
     const std::lock_guard<std::mutex> lock(scripted_mutex_);
@@ -85,13 +94,13 @@ class Server {
       ::poll(fds.data(), fds.size(), 20);
       if (fds[0].revents) accept();
       for (size_t i = 1; i < fds.size(); ++i) {
-        if (fds[i].revents) read(&peers_[i - 1]);
+        if (fds[i].revents && reads_) read(&peers_[i - 1]);
       }
       for (const Peer& peer : peers_) {
         if (peer.rank >= 0) write_all(peer.fd, next_bytes(static_cast<uint32_t>(peer.rank)));
       }
       byes_ = lane_.byes();
-      if (std::chrono::steady_clock::now() >= next_beat_) {
+      if (beats_ && std::chrono::steady_clock::now() >= next_beat_) {
         next_beat_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
         lane_.beat();
       }
@@ -193,6 +202,8 @@ class Server {
   std::atomic<bool> stop_{false};
   std::atomic<bool> cut_{false};
   std::atomic<bool> flood_{false};
+  std::atomic<bool> reads_{true};
+  std::atomic<bool> beats_{true};
   std::atomic<uint32_t> byes_{0};
   std::thread thread_;
 };

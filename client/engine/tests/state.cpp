@@ -15,6 +15,7 @@ namespace {
 constexpr uint32_t kWorld = 3;
 constexpr uint32_t kReducers = 2;
 constexpr uint32_t kLanes = 2;
+constexpr uint32_t kLoops = 2;
 constexpr uint64_t kCredit = 32768;  // two chunks
 
 ors::Options options(uint32_t rank) {
@@ -26,6 +27,7 @@ ors::Options options(uint32_t rank) {
   o.world_size = kWorld;
   o.chunk_table = {{0, 16384}};
   o.incarnation = std::string(16, static_cast<char>('0' + rank));
+  o.loops = kLoops;
   return o;
 }
 
@@ -70,8 +72,7 @@ struct Cluster {
       moved = false;
       for (uint32_t rank = 0; rank < kWorld; ++rank) {
         ors::State* state = states[rank];
-        for (ors::Lane* lane : state->take_dropped()) disconnect(rank, lane, lane->trouble);
-        for (ors::Lane* lane : state->take_wanted()) state->opened(lane, now);
+        reconnect(rank);
         for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
           TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
           const std::string sent = drain(loops[rank].get(), lane, now);
@@ -81,6 +82,15 @@ struct Cluster {
           moved = moved || !sent.empty() || !got.empty();
         }
       }
+    }
+  }
+
+  // Closes and opens the connections that the rank's state orders to close and to open.
+  void reconnect(uint32_t rank) {
+    ors::State* state = states[rank];
+    for (uint32_t loop = 0; loop < kLoops; ++loop) {
+      for (ors::Lane* lane : state->take_dropped(loop)) disconnect(rank, lane, lane->trouble);
+      for (ors::Lane* lane : state->take_wanted(loop)) state->opened(lane, now);
     }
   }
 
@@ -94,6 +104,7 @@ struct Cluster {
       now += 0.05;
       for (TinyLane& lane : lanes) lane.beat();
       for (const auto& loop : loops) {
+        loop->state.looked(now, 1);
         loop->state.tick(now);
         loop->discard_unwanted();
       }
@@ -308,6 +319,28 @@ void test_target_is_let_go(bool refused) {
   CHECK(state->failure().has_value() != refused);
 }
 
+// While a loop gets no CPU, what its lanes have sent is not read: that says nothing about the
+// lanes.
+void test_a_lane_is_silent_by_the_clock_of_its_loop() {
+  Cluster cluster;
+  ors::State* state = cluster.states[1];
+  const auto silent = [&](uint32_t loop) {
+    return std::count_if(state->lanes().begin(), state->lanes().end(),
+                         [&](const ors::Lane* lane) { return lane->loop == loop && lane->silent; });
+  };
+  for (const double end = cluster.now + 3 * options(1).silence; cluster.now < end;) {
+    cluster.now += 0.05;
+    for (ors::Lane* lane : state->lanes()) {
+      if (lane->loop == 0) state->heard(lane, cluster.now);
+    }
+    state->tick(cluster.now);
+  }
+  CHECK(silent(0) == 0 && silent(1) == 0);
+  state->looked(cluster.now, 1);
+  state->tick(cluster.now);
+  CHECK(silent(0) == 0 && silent(1) == kReducers * kLanes / kLoops);
+}
+
 // A lane answers a chunk twice in one read. The second answer changes nothing.
 void test_result_twice() {
   Cluster cluster;
@@ -363,9 +396,7 @@ void test_hostile_lanes() {
       feed(loop, lane, bytes, 1 + rng() % 30000, cluster.now);
       drain(loop, lane, cluster.now);
       state->tick(cluster.now);
-      for (ors::Lane* broken : state->take_dropped())
-        cluster.disconnect(0, broken, broken->trouble);
-      for (ors::Lane* again : state->take_wanted()) state->opened(again, cluster.now);
+      cluster.reconnect(0);
       if (lane->phase == ors::Lane::Phase::kHello) {
         drain(loop, lane, cluster.now);
         cluster.settle();
@@ -388,6 +419,7 @@ int main() {
   test_disconnected_lanes();
   test_target_is_let_go(true);
   test_target_is_let_go(false);
+  test_a_lane_is_silent_by_the_clock_of_its_loop();
   test_result_twice();
   test_hostile_lanes();
 }

@@ -41,7 +41,7 @@ void on_both(const Engines& engines, const std::function<void(ors::Engine*)>& wo
   for (std::thread& thread : threads) thread.join();
 }
 
-// Mixes drivers, waiters beside a driver, polls, and large rounds on the engine thread.
+// Mixes drivers, waiters beside a driver, polls, and large rounds on the loops' threads.
 void test_many_waiters() {
   Server first(0, 2);
   Server second(1, 2);
@@ -99,19 +99,19 @@ void check_end(const std::function<void(std::optional<Server>*, ors::Engine*)>& 
       CHECK(round->operation->failure());
     });
   }
-  CHECK(!one.operation->wait(0.06));  // more than a tick: the engine thread has woken once
+  CHECK(!one.operation->wait(0.06));  // more than a tick: the loop's thread has woken once
   end(&server, engine);
   for (std::thread& thread : threads) thread.join();
   CHECK(seconds_since(start) < 5);
 }
 
 void test_ends() {
-  // The engine thread's timer must notice this while the driver sleeps.
+  // The timer of the loop's thread must notice this while the driver sleeps.
   check_end([](std::optional<Server>* server, ors::Engine*) { server->reset(); });
   check_end([](std::optional<Server>*, ors::Engine* engine) { engine->abort(); });
 }
 
-// The driver reads the end of the connection, and the engine thread reconnects.
+// The driver reads the end of the connection, and the loop's thread reconnects.
 void test_reconnect_under_a_driver() {
   Server server(0, 1);
   const Engines engines = join({server.address()});
@@ -127,7 +127,7 @@ void test_reconnect_under_a_driver() {
   CHECK(engines[0]->counters().at("reconnects") >= 1);
 }
 
-// leave() must reach the engine thread while a driver sleeps, and waits for open rounds.
+// leave() must reach the loop's thread while a driver sleeps, and waits for open rounds.
 void test_leave() {
   Server server(0, 1);
   const Engines engines = join({server.address()});
@@ -177,7 +177,7 @@ constexpr uint32_t kFloods = 8;
 constexpr double kOnceFlooded = 2;
 #endif
 
-// Reducers that never stop sending keep the engine thread busy. A caller that waits for a small
+// Reducers that never stop sending keep the loop's thread busy. A caller that waits for a small
 // round must still time out.
 void test_flood() {
   std::vector<std::unique_ptr<Server>> servers;

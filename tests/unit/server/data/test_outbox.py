@@ -7,6 +7,7 @@ import random
 import pytest
 
 from reducer.server.data.outbox import BYTES_AT_ONCE, JOINED_PIECES, PIECES_AT_ONCE, Outbox, Piece
+from reducer.wire.header import HEADER_SIZE
 
 SMALL, LARGE = 100, 4_096
 
@@ -81,6 +82,18 @@ def test_a_long_piece_goes_a_part_at_a_time() -> None:
     outbox, data = filled(SMALL, 3 * BYTES_AT_ONCE, SMALL)
     parts = emptied(outbox)
     assert len(parts) == 4 and joined(parts) == data
+
+
+def test_a_chunk_of_a_mebibyte_goes_whole_with_its_header() -> None:
+    """The rest of a chunk that was cut would be another write, packet and wake-up."""
+    frames = [bytes(HEADER_SIZE), bytes(1 << 20)] * 3
+    outbox = Outbox()
+    for piece in frames:
+        outbox.add([piece], len(piece))
+    parts = emptied(outbox)
+    assert len(parts) == 3
+    sent = [piece for part in parts for piece in part]
+    assert all(a is b for a, b in zip(sent, frames, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(50))
