@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from reducer.system_files import read_text
+
 _SIOCGIFADDR: Final = 0x8915  # linux/sockios.h
 _ANYWHERE: Final = "00000000"
 
@@ -61,7 +63,4 @@ def _interface_of_v6(wanted: ipaddress.IPv6Address) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []
+    return read_text(Path(path)).splitlines()

@@ -1,4 +1,4 @@
-"""Parses and formats sizes, times and switches.
+"""Parses and formats sizes, counts, times and switches.
 
 Every `parse_*` raises a ValueError whose text says what was expected.
 """
@@ -28,6 +28,15 @@ def format_size(size: int) -> str:
         if size and size % unit == 0:
             return f"{size // unit}{name}"
     return str(size)
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number with its noun, in the plural if needed.
+
+    >>> format_count(1, "reducer"), format_count(25, "reducer")
+    ('1 reducer', '25 reducers')
+    """
+    return f"{count:,} {noun}" + ("s" if count != 1 else "")
 
 
 def parse_seconds(text: str) -> float:

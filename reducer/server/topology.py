@@ -8,6 +8,7 @@ from pathlib import Path
 
 from reducer.nic import interface_to_serve
 from reducer.server.pinning import Core, choose_cores
+from reducer.system_files import read_text
 
 SYS = Path("/sys")
 
@@ -28,18 +29,11 @@ def nic_node(interface: str, sys: Path = SYS) -> int | None:
 
     "" stands for an unknown interface.
     """
-    node = _text(sys / "class/net" / interface / "device/numa_node") if interface else ""
+    node = read_text(sys / "class/net" / interface / "device/numa_node") if interface else ""
     return int(node) if node.isdecimal() else None  # -1: none
 
 
 def _read_core(number: int, folder: Path) -> Core:
     nodes = [entry.name.removeprefix("node") for entry in folder.glob("node[0-9]*")]
-    siblings = _text(folder / "topology/thread_siblings_list")
+    siblings = read_text(folder / "topology/thread_siblings_list")
     return Core(number, siblings or str(number), int(nodes[0]) if nodes else None)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from reducer import __version__
+from reducer.units import format_count
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer_tools.bench.events import Facts, Row
 from reducer_tools.bench.progress import short_size
@@ -70,7 +71,7 @@ class Table:
         wire = sweep.wire.name.lower()
         lines = [
             f"open-reduction-server {ours}; {_pairs(known)}",
-            f"{_plural(facts.world_size, 'worker')}, {_describe_lanes(facts.lanes)}: "
+            f"{format_count(facts.world_size, 'worker')}, {_describe_lanes(facts.lanes)}: "
             + ", ".join(facts.addresses),
             f"{sweep.collective}; on the wire {wire}; chunks {chunks}",
             f"congestion control of this host: {congestion_control()}",
@@ -184,14 +185,10 @@ def _pairs(values: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("s" if count != 1 else "")
-
-
 def _describe_lanes(lanes: Sequence[int]) -> str:
     if len(set(lanes)) == 1:
-        return f"{_plural(len(lanes), 'reducer')} x {_plural(lanes[0], 'lane')}"
-    return f"{_plural(len(lanes), 'reducer')} x {', '.join(map(str, lanes))} lanes"
+        return f"{format_count(len(lanes), 'reducer')} x {format_count(lanes[0], 'lane')}"
+    return f"{format_count(len(lanes), 'reducer')} x {', '.join(map(str, lanes))} lanes"
 
 
 def _microseconds(seconds: float) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from reducer import __version__, compiled, kernels
 from reducer.server.serve_options import usable_cores
+from reducer.system_files import read_text
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer_tools.doctor import receive
 from reducer_tools.doctor.findings import HERE, Finding, fault, warning
@@ -143,10 +144,7 @@ def check_buffers(host: Host, round_trip: float | None) -> None:
 
 
 def _sysctl(name: str) -> str:
-    try:
-        return (_SYSCTL / name).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return read_text(_SYSCTL / name)
 
 
 def _limit_text(limit: int) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from reducer.system_files import read_text
+from reducer.units import format_count
 from reducer_tools.doctor.findings import HERE, Finding, warning
 
 SYS, PROC = Path("/sys"), Path("/proc")
@@ -49,11 +51,11 @@ class Receiving:
         return min(self.queues, len(self.interrupted) or self.queues)
 
     def __str__(self) -> str:
-        where = f", interrupts on {_count(len(self.interrupted), 'core')}"
-        rps = f"on {_count(len(self.rps_cores), 'core')}" if self.rps_cores else "off"
+        where = f", interrupts on {format_count(len(self.interrupted), 'core')}"
+        rps = f"on {format_count(len(self.rps_cores), 'core')}" if self.rps_cores else "off"
         rfs = "off" if not self.rfs else "on, in the NIC" if self.ntuple else "on"
         return (
-            _count(self.queues, "receive queue")
+            format_count(self.queues, "receive queue")
             + (where if self.interrupted else "")
             + f", RPS {rps}, RFS {rfs}"
         )
@@ -65,7 +67,7 @@ def read(interface: str, sys: Path = SYS, proc: Path = PROC) -> Receiving | None
     queues = sorted(folder.glob("queues/rx-*"))
     if not (folder / "device").exists() or not queues:
         return None
-    masks = [read_mask(_text(queue / "rps_cpus")) for queue in queues]
+    masks = [read_mask(read_text(queue / "rps_cpus")) for queue in queues]
     flows = sum(_number(queue / "rps_flow_cnt") for queue in queues)
     entries = _number(proc / "sys/net/core/rps_sock_flow_entries")
     return Receiving(
@@ -96,7 +98,7 @@ def advise(
     if found.cores >= wanted:
         return None
     text = (
-        f"{_count(found.cores, 'core')} at most can receive the packets of {interface}, at "
+        f"{format_count(found.cores, 'core')} at most can receive the packets of {interface}, at "
         f"{rate / 1e9:g} Gbit/s ({found}); expected {wanted}: one for each "
         f"{_RATE_OF_CORE / 1e9:g} Gbit/s, and no more than connections or cores. "
         f"{_remedy(interface, found, wanted)}. Or let the kernel hand packets to other cores, as "
@@ -157,7 +159,7 @@ def _interrupts(device: Path) -> list[str]:
 def _cores_of(irq: str, proc: Path) -> frozenset[int]:
     folder = proc / "irq" / irq
     return read_list(
-        _text(folder / "effective_affinity_list") or _text(folder / "smp_affinity_list")
+        read_text(folder / "effective_affinity_list") or read_text(folder / "smp_affinity_list")
     )
 
 
@@ -173,15 +175,4 @@ def _has_ntuple(interface: str) -> bool:
 
 
 def _number(path: Path) -> int:
-    return int(_text(path) or 0)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return int(read_text(path) or 0)

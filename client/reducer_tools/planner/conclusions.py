@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from reducer.units import format_count
 from reducer_tools.planner import lanes
 from reducer_tools.planner.network_time import exact
 from reducer_tools.planner.plan import Plan
 from reducer_tools.planner.pools import Sizing
-from reducer_tools.planner.text import format_count, format_price
+from reducer_tools.planner.text import format_price
 
 
 def conclude(plan: Plan) -> list[str]:

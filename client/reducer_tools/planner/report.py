@@ -6,13 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 from reducer.columns import aligned
+from reducer.units import format_count
 from reducer_tools.planner import cores
 from reducer_tools.planner.conclusions import conclude, conclude_sizing
 from reducer_tools.planner.plan import Choice, Plan
 from reducer_tools.planner.pools import Sizing
 from reducer_tools.planner.text import (
     format_bytes,
-    format_count,
     format_price,
     format_seconds,
     wrap,

@@ -45,15 +45,6 @@ def format_price(price: float) -> str:
     return f"{price:,.2f}" if price >= 1 or price == 0 else f"{price:.3g}"
 
 
-def format_count(count: int, noun: str) -> str:
-    """A number with its noun, in the plural if needed.
-
-    >>> format_count(1, "reducer"), format_count(25, "reducer")
-    ('1 reducer', '25 reducers')
-    """
-    return f"{count:,} {noun}" + ("s" if count != 1 else "")
-
-
 def wrap(sentences: Sequence[str]) -> list[str]:
     """Wrap the sentences, each from a new line, with its further lines indented."""
     return [

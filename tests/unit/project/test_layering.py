@@ -26,7 +26,7 @@ PACKAGES = {
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
 SHARED |= {
     f"reducer.{name}"
-    for name in ("columns", "compiled", "keyfile", "log", "nic", "parent", "units")
+    for name in ("columns", "compiled", "keyfile", "log", "nic", "parent", "system_files", "units")
 }
 CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "numpy", "torch"} | {
@@ -85,7 +85,7 @@ ALLOWED = {
     "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.serve_options"},
     "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
     "reducer_tools.nccl": {"reducer.cluster", "reducer.status", "reducer_tools.children", "numpy"},
-    "reducer_tools.planner": {"reducer.columns", "matplotlib"},
+    "reducer_tools.planner": {"reducer.columns", "reducer.units", "matplotlib"},
     "reducer_tools.top": {"reducer.status", "rich"},
     "reducer_tools.cli": {*TOOLS, "reducer.cli", "reducer_client", "reducer_tools"}
     | {"click", "rich", "yaml"},
