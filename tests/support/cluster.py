@@ -35,8 +35,15 @@ sys.meta_path.insert(0, Finder())
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Our environment without REDUCER_*, which could change tests, plus ``extra``."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("REDUCER_")}
+    """Our environment without REDUCER_*, which could change tests, plus ``extra``.
+
+    REDUCER_IO_THREADS stays: a run of the tests may choose the number of I/O loops.
+    """
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("REDUCER_") or key == "REDUCER_IO_THREADS"
+    }
     paths = [str(ROOT), str(ROOT / "client"), kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return {**kept, "PYTHONWARNINGS": "error", **(extra or {})}
