@@ -22,7 +22,7 @@ from bench.netlab import LabError, allow_congestion
 from bench.pairs import OURS, C, Case, in_turns, open_pairs, verdict
 from reducer.units import parse_size
 
-# The largest ratio of our time to that of the C pair, with 4 workers and this size.
+# The largest ratio of our time to the C pair's time, with 4 workers and this size.
 LIMIT, LIMIT_BYTES = 1.3, 4096
 _BATCH_BYTES = 64 << 20
 

@@ -2,8 +2,8 @@
 
     python -m bench.pair_worker ADDRESS RANK WORKERS BYTES CHUNK_BYTES ROUNDS IN_PLACE UNIX
 
-The orders and the lines are those of load.c: "ready", then for each line of stdin one batch and
-"done SECONDS CPU_SECONDS". The CPU time is that of all threads of the process.
+The program takes the orders of load.c and prints the same lines: "ready", then for each line of
+stdin one batch and "done SECONDS CPU_SECONDS". The CPU time counts all threads of the process.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python -m bench.cpu --rate 1gbit --chunk-kib 64 --window-kib 512
 
 The CPU time of a lane is the user and system time of the whole server, for each GB of contributions
-received; for each GB received, the server sends a GB. The CPU time of a worker is that of all its
+received; for each GB received, the server sends a GB. The CPU time of a worker counts all its
 threads during the exchanges, for each GB of array; a worker sends a GB and receives a GB.
 `bench.pairs` describes the sides.
 

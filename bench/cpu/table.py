@@ -23,7 +23,7 @@ class Turn:
 
 
 class Limit(NamedTuple):
-    """The largest ratio of our CPU time to that of ``peer``, with 4 workers on loopback."""
+    """The largest ratio of our CPU time to the CPU time of ``peer``, with 4 workers on loopback."""
 
     part: Part
     chunk_bytes: int
@@ -37,7 +37,7 @@ LIMITS = (
     Limit("worker", 1 << 20, FLOOR, 1.35),
     Limit("worker", 64 << 10, FLOOR, 1.6),
 )
-# The largest ratio of our time of a round to that of the C pair, with limited NICs.
+# The largest ratio of our time of a round to the C pair's time, with limited NICs.
 TIME_LIMIT = 1.03
 
 _SIDES = (FLOOR, C, OURS)
