@@ -57,7 +57,7 @@ struct Loop::Connection {
 class Change {
  public:
   // `own`: the loop of this thread, which sees its work itself; null for callers.
-  Change(Shared* shared, const Loop* own) : shared_(*shared), own_(own), lock_(shared->mutex) {}
+  Change(Shared* shared, const Loop* own) : shared_(*shared), own_(own), lock_(shared->lock()) {}
   ~Change() {
     const uint32_t asleep = shared_.claim_wakes(own_);
     lock_.unlock();

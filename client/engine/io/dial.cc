@@ -35,7 +35,7 @@ void Loop::dial_wanted(double now) {
   };
   std::vector<Wanted> lanes;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     for (Lane* lane : state_.take_wanted(number_))
       lanes.push_back({lane, lane->attempts, lane->strikes});
   }

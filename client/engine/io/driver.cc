@@ -59,7 +59,7 @@ bool Loop::serve_until_done(Operation& operation, double deadline) {
 bool Loop::has_work() const { return unsent_ || unread_ || state_.has_byte_work(number_); }
 
 bool Loop::needs_thread() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   return state_.needs_thread(number_);
 }
 
@@ -68,7 +68,7 @@ bool Loop::needs_thread() {
 void Loop::release_io(std::unique_lock<std::mutex>* io) {
   bool rest;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     rest = has_work() || state_.needs_thread(number_);
     io->unlock();
   }
@@ -81,7 +81,7 @@ void Loop::release_io(std::unique_lock<std::mutex>* io) {
 bool Loop::wait_for_events(double timeout, const Operation* awaited) {
   bool sleeps;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     // An operation that another loop has finished meanwhile wakes nobody.
     const bool done = awaited != nullptr && awaited->done();
     sleeps = !has_work() && !state_.needs_thread(number_) && !done;
@@ -95,7 +95,7 @@ bool Loop::wait_for_events(double timeout, const Operation* awaited) {
   const int n = ::epoll_wait(epoll_, events, kMaxEvents, most_ms);
   const bool interrupted = n < 0 && errno == EINTR;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     woken_ = false;
     if (awaited != nullptr) awaited_ = nullptr;
   }

@@ -32,14 +32,14 @@ void Engine::start() {
   if (started_) return;
   for (const auto& loop : shared_.loops) loop->open();
   start_loops();
-  const std::lock_guard<std::mutex> state_lock(shared_.mutex);
+  const auto state_lock = shared_.lock();
   started_ = true;
 }
 
 // Without a thread for one of the loops, the loops that have started end again.
 void Engine::start_loops() {
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     shared_.running = static_cast<uint32_t>(shared_.loops.size());
   }
   for (size_t number = 0; number < shared_.loops.size(); ++number) {
@@ -47,7 +47,7 @@ void Engine::start_loops() {
       shared_.loops[number]->start();
     } catch (...) {
       {
-        const std::lock_guard<std::mutex> lock(shared_.mutex);
+        const auto lock = shared_.lock();
         shared_.running -= static_cast<uint32_t>(shared_.loops.size() - number);
       }
       stop_loops("");
@@ -57,14 +57,14 @@ void Engine::start_loops() {
 }
 
 bool Engine::wait_joined(double seconds) {
-  std::unique_lock<std::mutex> lock(shared_.mutex);
+  auto lock = shared_.lock();
   return shared_.changed.wait_for(lock, std::chrono::duration<double>(seconds), [this] {
     return state_.joined() || state_.failure().has_value() || shared_.ended;
   });
 }
 
 std::optional<Failure> Engine::failure() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   return state_.failure();
 }
 
@@ -103,7 +103,7 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
     Loop* loop = nullptr;
     bool sleeps = false;
     {
-      const std::lock_guard<std::mutex> lock(shared_.mutex);
+      const auto lock = shared_.lock();
       const Lane* lane = state_.ready(round, chunk, std::move(copy));
       if (lane == nullptr) return;  // the round has failed: the rest is not needed
       loop = shared_.loops[lane->loop].get();
@@ -128,12 +128,12 @@ bool Engine::wait(const OperationRef& operation, double seconds) {
 }
 
 std::vector<std::string> Engine::take_reports() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   return state_.take_reports();
 }
 
 std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
-  std::unique_lock<std::mutex> lock(shared_.mutex);
+  auto lock = shared_.lock();
   if (!state_.joined() || state_.failure() || shared_.ended) return std::nullopt;
   state_.ask_stats();
   shared_.wake_all();
@@ -151,7 +151,7 @@ std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
 }
 
 std::string Engine::lanes_without_stats() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   std::string names;
   for (const Lane* lane : state_.lanes()) {
     if (lane->stats_waiting && lane->welcomed()) names += (names.empty() ? "" : ", ") + lane->name;
@@ -160,24 +160,27 @@ std::string Engine::lanes_without_stats() {
 }
 
 std::map<std::string, uint64_t> Engine::counters() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
-  return state_.counters();
+  const auto lock = shared_.lock();
+  auto all = state_.counters();
+  all["lock_waits"] = shared_.lock_waits;
+  all["lock_wait_us"] = static_cast<uint64_t>(shared_.lock_seconds * 1e6);
+  return all;
 }
 
 std::string Engine::run_id() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   return state_.run_id().empty() ? state_.options().run_id : state_.run_id();
 }
 
 void Engine::leave() {
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   if (!started_ || !state_.joined() || shared_.ended) return;
   state_.leave(monotonic());
   shared_.wake_all();
 }
 
 bool Engine::wait_ended(double seconds) {
-  std::unique_lock<std::mutex> lock(shared_.mutex);
+  auto lock = shared_.lock();
   if (!started_ || !state_.joined()) return true;
   return shared_.changed.wait_for(lock, std::chrono::duration<double>(seconds),
                                   [this] { return shared_.ended; });
@@ -192,7 +195,7 @@ void Engine::abort(const std::string& timed_out) {
 void Engine::stop_loops(const std::string& timed_out) {
   bool ran;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     shared_.abort = true;
     shared_.timed_out = timed_out;
     ran = shared_.running > 0 || shared_.ended;

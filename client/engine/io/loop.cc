@@ -105,7 +105,7 @@ void Loop::run() {
     end();
   }
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     if (--shared_.running > 0) return;
   }
   try {
@@ -117,14 +117,14 @@ void Loop::run() {
   shared_.tls.reset();
   state_.pool->trim();
   shared_.finished.end();
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   shared_.ended = true;
   shared_.changed.notify_all();
 }
 
 void Loop::serve() {
   if (number_ == 0) {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     state_.begin(monotonic());
   }
   for (;;) {
@@ -149,7 +149,7 @@ bool Loop::is_over(double now) {
   bool leaving;
   bool out_of_memory;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     aborted = shared_.abort;
     out_of_memory = shared_.out_of_memory;
     if (aborted) timed_out = shared_.timed_out;
@@ -188,7 +188,7 @@ void Loop::end() {
 // Sleep of the loop's thread: in epoll_wait, or on driver_left_ while a driver is in epoll_wait.
 void Loop::sleep(double timeout) {
   {
-    std::unique_lock<std::mutex> lock(shared_.mutex);
+    auto lock = shared_.lock();
     if (awaited_ == nullptr) {
       lock.unlock();
       wait_for_events(timeout, nullptr);
@@ -223,12 +223,12 @@ void Loop::tick(double now) {
 void Loop::write_timeline() {
   std::vector<RoundTrace> rounds;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     rounds = state_.take_traces();
   }
   auto& timeline = shared_.timeline;
   if (rounds.empty() || timeline->write(rounds)) return;
-  const std::lock_guard<std::mutex> lock(shared_.mutex);
+  const auto lock = shared_.lock();
   state_.trace_rounds(false);
   state_.report("timeline " + timeline->path() +
                 " is full or cannot be written; no more rounds are recorded");
@@ -238,7 +238,7 @@ void Loop::write_timeline() {
 void Loop::drop_unwanted(double now) {
   std::vector<std::pair<Lane*, std::string>> dropped;
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     for (Lane* lane : state_.take_dropped(number_)) dropped.emplace_back(lane, lane->trouble);
   }
   for (const auto& [lane, why] : dropped) {

@@ -1,6 +1,6 @@
 #include "io/shared.h"
 
-#include "io/loop.h"
+#include "io/connection.h"
 
 namespace ors {
 
@@ -23,6 +23,16 @@ Shared::Shared(Options options, Secret its_key, std::shared_ptr<const TlsContext
 }
 
 Shared::~Shared() = default;
+
+std::unique_lock<std::mutex> Shared::lock() {
+  std::unique_lock<std::mutex> taken(mutex, std::try_to_lock);
+  if (taken.owns_lock()) return taken;
+  const double since = monotonic();
+  taken.lock();
+  ++lock_waits;
+  lock_seconds += monotonic() - since;
+  return taken;
+}
 
 uint32_t Shared::claim_wakes(const Loop* own) {
   uint32_t asleep = 0;
@@ -47,7 +57,7 @@ void Shared::wake_all() {
 // Memory ran out in the middle of a round. Other ranks wait for that round, so a loop ends the run.
 void Shared::fail_for_memory() {
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const auto held = lock();
     out_of_memory = true;
   }
   wake_all();

@@ -67,6 +67,8 @@ struct Shared {
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
 
+  // Takes `mutex`. Counts the time in which another thread has it.
+  std::unique_lock<std::mutex> lock();
   // Requires `mutex`. Returns a bit for each loop that has orders and sleeps; the caller must wake
   // these. Not `own`, the caller's.
   uint32_t claim_wakes(const Loop* own);
@@ -76,6 +78,8 @@ struct Shared {
 
   std::mutex mutex;
   State state;                      // guarded by mutex
+  uint64_t lock_waits = 0;          // with mutex
+  double lock_seconds = 0;          // with mutex
   std::condition_variable changed;  // joined, failed, stats, ended: with mutex
   uint32_t running = 0;             // loops whose threads have not ended
   bool ended = false;               // all have ended

@@ -50,7 +50,7 @@ void Loop::watch(Connection* c, bool write) {
 void Loop::pump_kicked(double now) {
   due_.clear();
   {
-    const std::lock_guard<std::mutex> lock(shared_.mutex);
+    const auto lock = shared_.lock();
     if (!has_work()) return;
     const size_t n = connections_.size();
     for (size_t i = 0; i < n; ++i) {  // each rank starts at a different connection

@@ -150,9 +150,7 @@ void Failover::forget_streams(KeyRecord* record, const std::vector<bool>& moved)
 void Failover::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   for (uint32_t home = 0; home < moved.size(); ++home) {
     if (!moved[home]) continue;
-    for (Lane* lane : current_route_.lanes_of_home(home)) {
-      record->lanes.push_back(std::make_unique<KeyLane>(lane, record, home));
-    }
+    for (Lane* lane : current_route_.lanes_of_home(home)) rounds_.add_stream(record, lane, home);
   }
 }
 

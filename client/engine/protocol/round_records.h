@@ -154,8 +154,8 @@ struct KeyRecord {
   uint64_t id = 0;
   std::string name;  // empty: the record was restored only to report its positions
   uint64_t next_round = 0;
-  std::map<uint64_t, RoundRef> rounds;  // not yet stable
-  std::vector<std::unique_ptr<KeyLane>> lanes;
+  std::map<uint64_t, RoundRef> rounds;          // not yet stable
+  std::vector<std::unique_ptr<KeyLane>> lanes;  // by home slot, then by lane
   double idle_since = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "protocol/messages.h"
 
@@ -14,6 +15,23 @@ void enqueue(std::deque<Lane::Queued>* queue, Lane::Queued entry) {
     --place;
   }
   queue->insert(place, std::move(entry));
+}
+
+bool is(const KeyLane& entry, const Lane* lane, uint32_t home) {
+  return entry.lane == lane && entry.home == home;
+}
+
+using Streams = std::vector<std::unique_ptr<KeyLane>>;
+
+// Returns where the stream is, or where it is to be inserted. A job of 25 reducers with 16 lanes
+// has 400 streams of one key, and each round looks for all of them.
+Streams::const_iterator place_of(const Streams& streams, const Lane& lane, uint32_t home) {
+  const auto rank = [](const Lane& on, uint32_t slot) {
+    return std::tuple(slot, on.reducer, on.number);
+  };
+  return std::partition_point(streams.begin(), streams.end(), [&](const auto& entry) {
+    return rank(*entry->lane, entry->home) < rank(lane, home);
+  });
 }
 
 }  // namespace
@@ -60,20 +78,22 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
   return std::nullopt;
 }
 
-KeyLane* Rounds::find_stream(const KeyRecord& record, const Lane* lane, uint32_t home) const {
-  for (const auto& entry : record.lanes) {
-    if (entry->lane == lane && entry->home == home) return entry.get();
-  }
-  return nullptr;
+KeyLane* Rounds::find_stream(const KeyRecord& record, const Lane* lane, uint32_t home) {
+  const auto at = place_of(record.lanes, *lane, home);
+  return at != record.lanes.end() && is(**at, lane, home) ? at->get() : nullptr;
+}
+
+KeyLane* Rounds::add_stream(KeyRecord* record, Lane* lane, uint32_t home) {
+  auto fresh = std::make_unique<KeyLane>(lane, record, home);
+  return record->lanes.insert(place_of(record->lanes, *lane, home), std::move(fresh))->get();
 }
 
 KeyLane* Rounds::key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t round) {
   if (KeyLane* known = find_stream(*record, lane, home)) return known;
-  auto fresh = std::make_unique<KeyLane>(lane, record, home);
+  KeyLane* fresh = add_stream(record, lane, home);
   // This rank holds all earlier rounds of the stream; otherwise the stream would still be here.
   fresh->done = fresh->reported = position(round, 0);
-  record->lanes.push_back(std::move(fresh));
-  return record->lanes.back().get();
+  return fresh;
 }
 
 // Assigns each of the chunks to a share of the lane that owns it. `chunks` ascend and have no

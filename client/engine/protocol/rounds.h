@@ -53,7 +53,8 @@ class Rounds {
   void advance_stable(KeyLane* key_lane, uint64_t stable);
   void fail_all(const Failure& cause);
 
-  KeyLane* find_stream(const KeyRecord& record, const Lane* lane, uint32_t home) const;
+  static KeyLane* find_stream(const KeyRecord& record, const Lane* lane, uint32_t home);
+  static KeyLane* add_stream(KeyRecord* record, Lane* lane, uint32_t home);
   KeyLane* key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t round);
   void cut_shares(Round* round, const std::vector<uint32_t>& chunks);
 
