@@ -31,6 +31,7 @@ struct Lane {
 
   bool welcomed() const { return phase == Phase::kWelcomed; }
   bool usable() const { return welcomed() && !restarted; }
+  bool reached() const { return usable() && !silent; }
   // From now on the lane's streams belong to the instance of the run that its last WELCOME named.
   void bind() {
     bound = welcomed();

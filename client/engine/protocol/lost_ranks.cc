@@ -8,8 +8,8 @@
 namespace ors {
 namespace {
 
-// A reducer that has been out of reach for this many seconds need not confirm that a rank is
-// absent.
+// A lane of a reducer that has been out of reach for this many seconds need not confirm that a rank
+// is absent.
 constexpr double kUnreachedReducer = 5.0;
 
 }  // namespace
@@ -27,20 +27,18 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
-// it absent. A slot that has been out of reach for kUnreachedReducer does not count; until then no
-// rank is lost.
+// it absent. While a lane is out of reach, no rank is lost; after kUnreachedReducer the lane does
+// not count. The other lanes of its reducer still do: open rounds may wait for these lanes alone.
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {
     if (!current_route_.live(reducer)) continue;
-    if (!reducer.reached()) {
-      const bool long_ago =
-          reducer.unreached_at >= 0 && now - reducer.unreached_at >= kUnreachedReducer;
-      if (!long_ago) return std::nullopt;
-      continue;
-    }
-    for (uint32_t number = 0; number < reducer.count; ++number) {
-      const auto& absent = reducer.lanes[number]->absence.absent;
+    const bool long_ago =
+        reducer.unreached_at >= 0 && now - reducer.unreached_at >= kUnreachedReducer;
+    if (!reducer.reached() && !long_ago) return std::nullopt;
+    for (const auto& lane : reducer.lanes) {
+      if (!lane->reached()) continue;
+      const auto& absent = lane->absence.absent;
       const auto found = std::find_if(absent.begin(), absent.end(),
                                       [rank](const auto& entry) { return entry.first == rank; });
       if (found == absent.end()) return std::nullopt;

@@ -89,7 +89,7 @@ bool Suspicions::needed(const Reducer& reducer) const {
   for (const auto& [id, record] : keys_.all()) {
     for (const auto& entry : record->lanes) {
       const Lane& lane = *entry->lane;
-      const bool missing = &lanes_.reducer_of(lane) == &reducer && (!lane.usable() || lane.silent);
+      const bool missing = &lanes_.reducer_of(lane) == &reducer && !lane.reached();
       if (missing && entry->first_unheld < entry->shares.size()) return true;
     }
   }
@@ -144,7 +144,7 @@ Failure Suspicions::no_reducer(double now) const {
     if (reducer.blocked_at < 0) continue;
     std::string trouble;
     for (const auto& lane : reducer.lanes) {
-      if ((!lane->usable() || lane->silent) && trouble.empty()) {
+      if (!lane->reached() && trouble.empty()) {
         trouble = lane->restarted ? "it was restarted" : lane->trouble;
       }
     }

@@ -80,6 +80,25 @@ def test_a_slot_that_is_out_of_reach_has_a_say_for_five_seconds() -> None:
     assert worker.state.error[2] == 2
 
 
+def test_the_other_lanes_of_a_slot_have_a_say_when_one_is_out_of_reach() -> None:
+    """One lane of every reducer is lost, and so is the rank that could move their streams."""
+    worker = joined(reducers=2, lanes=2, rank=1, world_size=4)
+    operation, _ = submit(worker, 1)
+    for reducer in (0, 1):
+        worker.disconnect(reducer)
+        worker.get(absent(0, 2), reducer, 1)
+    for _ in range(5):
+        assert operation.error is None
+        worker.pass_time(1.0)
+        worker.get(heartbeat(), 0, 1)
+        worker.get(heartbeat(), 1, 1)
+    worker.pass_time(0.1)
+    code, text, *_ = operation.error
+    assert (code, text) == (
+        ErrorCode.PEER_LOST, "rank 0 of job 'job' is lost: the worker closed it"
+    )  # fmt: skip
+
+
 def test_a_slot_that_is_out_of_the_route_has_no_say() -> None:
     worker = joined(reducers=2, rank=1, world_size=4)
     worker.get(absent(2))
