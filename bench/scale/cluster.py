@@ -18,7 +18,7 @@ from bench.scale.host import KERNELS, TICK_SECONDS, ZEROS, LaneHost, Prices
 from bench.scale.network import Egress, Flow, Frame, Ingress
 from bench.scale.outcome import Outcome, Timing, outcome_of
 from bench.scale.worker import KEY, EngineWorker, ModelWorker, Worker
-from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import make_plan
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
@@ -73,8 +73,8 @@ class Cluster:
         self.plan = make_plan(Collective.ALL_REDUCE, DType.FLOAT32, count, case.workers, case.table)
         real = min(case.real_lanes, case.all_lanes, self.plan.chunks)
         lanes_by_slot = (case.lanes,) * case.reducers
-        route = Route.first(lanes_by_slot)
-        self.places = [route.owner(key_id(KEY), chunk) for chunk in range(real)]
+        owners = Owners(Route.first(lanes_by_slot))
+        self.places = [owners.owner(key_id(KEY), chunk) for chunk in range(real)]
         self.hosts = [self._host(index, *place) for index, place in enumerate(self.places)]
         self.workers = [self._worker(rank) for rank in range(case.workers)]
         self._worker_cores = [Core(self.clock) for _ in self.workers]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import make_plan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
@@ -123,7 +123,7 @@ def _check_hellos(hellos: dict[tuple[int, int], messages.Hello]) -> None:
 def _check_sum(rank: int, of_rank: dict[int, list[Frame]]) -> None:
     """Assert that every chunk went once, to its owner, with its part of the array."""
     plan = make_plan(Collective.ALL_REDUCE, DType.FLOAT32, COUNT, WORLD, ((0, 65_536),))
-    route, raw = Route.first((1, 1)), _given(rank).tobytes()
+    owners, raw = Owners(Route.first((1, 1))), _given(rank).tobytes()
     seen = []
     for slot, frames in of_rank.items():
         for frame in _of_kind(frames, MessageKind.CONTRIBUTION):
@@ -132,7 +132,7 @@ def _check_sum(rank: int, of_rank: dict[int, list[Frame]]) -> None:
                 continue
             assert (header.dtype, header.op) == (DType.FLOAT32, ReduceOp.MAX)
             assert (header.count, header.round, header.root) == (COUNT, 0, 0)
-            assert route.owner(header.key, header.chunk) == (slot, 0)
+            assert owners.owner(header.key, header.chunk) == (slot, 0)
             begin = header.chunk * plan.chunk_elements * plan.item
             part = raw[begin : begin + plan.bytes(header.chunk)]
             assert bytes(frame.payload or b"") == part

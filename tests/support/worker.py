@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reducer import kernels
-from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
@@ -282,8 +282,9 @@ class Worker:
         plan = self.plan(array)
         key = key_id(name)
         raw = memoryview(array.tobytes())
+        owners = Owners(Route.first((len(self.links),)))
         for chunk in range(plan.chunks):
-            _, lane = Route.first((len(self.links),)).owner(key, chunk)
+            _, lane = owners.owner(key, chunk)
             cost = plan.cost(chunk)
             while cost + sum(c for of, c in self._unanswered.values() if of == lane) > self._credit:
                 self.poll()

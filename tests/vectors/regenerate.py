@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import make_plan
 from reducer.wire import messages as m
 from reducer.wire.codes import (
@@ -190,11 +190,11 @@ def plan_lines() -> list[str]:
     key = key_id("layer1.weight")
     for number, (collective, dtype, count, world, rank, root, lanes) in enumerate(cases):
         plan = make_plan(collective, dtype, count, world, TABLE)
-        route = Route.first(lanes)
+        owners = Owners(Route.first(lanes))
         shown = sorted({*range(min(plan.chunks, 6)), plan.chunks // 2, plan.chunks - 1})
         chunks = ",".join(
             f"{c}:{plan.elements(c)}:{plan.sends(c, rank, root)}:{plan.receives(c, rank, root)}"
-            f":{route.owner(key, c)[0]}:{route.owner(key, c)[1]}"
+            f":{owners.owner(key, c)[0]}:{owners.owner(key, c)[1]}"
             for c in shown
         )
         lines.append(

@@ -1,6 +1,10 @@
 #include "protocol/chunk_owners.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <utility>
 
 namespace ors {
 
@@ -41,30 +45,74 @@ const char* check_route(const Route& route) {
   return nullptr;
 }
 
-Owners::Owners(const Route& route) : lanes_(route.lanes_by_slot), live_(route.live) {
+Deal::Deal(std::vector<uint32_t> weights) : weights_(std::move(weights)) {
+  uint32_t common = 0;
+  for (const uint32_t weight : weights_) common = std::gcd(common, weight);
+  for (uint32_t& weight : weights_) weight /= common;
+  period_ = std::accumulate(weights_.begin(), weights_.end(), uint64_t{0});
+  if (period_ > weights_.size()) deal();
+}
+
+Deal::Turn Deal::at(uint64_t number) const {
+  const uint64_t periods = number / period_;
+  if (period_turns_.empty()) return {static_cast<uint32_t>(number % period_), periods};
+  const Turn& first = period_turns_[number % period_];
+  return {first.party, periods * weights_[first.party] + first.turn};
+}
+
+// The j-th number of a party of share s lies in [j/s, (j+1)/s): of all parties whose interval has
+// begun, the one whose interval ends first has the next number.
+void Deal::deal() {
+  using Entry = std::pair<uint64_t, uint32_t>;
+  using Heap = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
+  Heap begins;
+  Heap ends;
+  std::vector<uint64_t> had(weights_.size(), 0);
+  for (uint32_t party = 0; party < weights_.size(); ++party) begins.emplace(0, party);
+  for (uint64_t number = 0; number < period_; ++number) {
+    for (; !begins.empty() && begins.top().first <= number; begins.pop()) {
+      const uint32_t party = begins.top().second;
+      const uint64_t weight = weights_[party];
+      ends.emplace(((had[party] + 1) * period_ + weight - 1) / weight, party);
+    }
+    const uint32_t party = ends.top().second;
+    ends.pop();
+    period_turns_.push_back({party, had[party]++});
+    begins.emplace(had[party] * period_ / weights_[party], party);
+  }
+}
+
+Owners::Owners(const Route& route, const std::vector<uint32_t>& weights)
+    : lanes_(route.lanes_by_slot), live_(route.live) {
+  const std::vector<uint32_t> all =
+      weights.empty() ? std::vector<uint32_t>(live_.size(), 1) : weights;
+  std::vector<uint32_t> of_live;
   for (uint32_t slot = 0; slot < live_.size(); ++slot) {
     first_.push_back(total_);
     total_ += lanes_[slot];
     group_.push_back(live_[slot] != 0 ? 0 : ++dead_);
-    if (live_[slot] != 0) live_slots_.push_back(slot);
+    if (live_[slot] == 0) continue;
+    live_slots_.push_back(slot);
+    of_live.push_back(all[slot]);
   }
+  homes_ = Deal(all);
+  heirs_ = Deal(std::move(of_live));
 }
 
 uint32_t Owners::home(uint64_t key, uint32_t chunk) const {
-  return static_cast<uint32_t>(((key & 0xFFFFFFFFu) + chunk) % lanes_.size());
+  return homes_.at((key & 0xFFFFFFFFu) + chunk).party;
 }
 
 Place Owners::place(uint64_t key, uint32_t chunk) const {
-  const uint64_t g = (key & 0xFFFFFFFFu) + chunk;
-  uint64_t q = g / lanes_.size();
+  Deal::Turn dealt = homes_.at((key & 0xFFFFFFFFu) + chunk);
   Place place;
-  place.home = static_cast<uint32_t>(g % lanes_.size());
+  place.home = dealt.party;
   place.slot = place.home;
   if (live_[place.home] == 0) {
-    place.slot = live_slots_[q % live_slots_.size()];
-    q /= live_slots_.size();
+    dealt = heirs_.at(dealt.turn);
+    place.slot = live_slots_[dealt.party];
   }
-  place.lane = static_cast<uint32_t>(q % lanes_[place.slot]);
+  place.lane = static_cast<uint32_t>(dealt.turn % lanes_[place.slot]);
   place.stream = total_ * group_[place.home] + first_[place.slot] + place.lane;
   return place;
 }

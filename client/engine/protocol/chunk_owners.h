@@ -35,10 +35,34 @@ struct Place {
   uint32_t stream = 0;  // index of the stream, below Owners::streams()
 };
 
+// Deals the numbers 0, 1, 2, ... to parties: the party of weight w gets w of each period. Of the
+// numbers below n, each party has its exact share, give or take less than one. Parties of equal
+// weight take turns. (P-fairness: S. Baruah et al., Proportionate progress, 1996.)
+class Deal {
+ public:
+  struct Turn {
+    uint32_t party = 0;
+    uint64_t turn = 0;  // how many earlier numbers the party has
+  };
+
+  Deal() = default;
+  explicit Deal(std::vector<uint32_t> weights);
+
+  Turn at(uint64_t number) const;
+
+ private:
+  void deal();
+
+  std::vector<uint32_t> weights_;
+  uint64_t period_ = 1;
+  std::vector<Turn> period_turns_;  // by number, in one period; empty if all weights are equal
+};
+
 class Owners {
  public:
   Owners() = default;
-  explicit Owners(const Route& route);
+  // `weights` by slot; none: all slots are equal.
+  explicit Owners(const Route& route, const std::vector<uint32_t>& weights = {});
 
   Place place(uint64_t key, uint32_t chunk) const;
   uint32_t home(uint64_t key, uint32_t chunk) const;
@@ -50,6 +74,8 @@ class Owners {
   std::vector<uint32_t> live_;        // by slot
   std::vector<uint32_t> group_;       // by slot: 0 if live; dead slots count 1, 2, ...
   std::vector<uint32_t> live_slots_;  // ascending
+  Deal homes_;
+  Deal heirs_;  // of a dead home's chunks: the live slots
   uint32_t total_ = 0;
   uint32_t dead_ = 0;
 };

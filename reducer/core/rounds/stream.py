@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from reducer.core.limits.charges import STREAM, Records
 from reducer.core.limits.held import HeldBytes
-from reducer.core.rounds.chunk_owners import Holding, Place, Route
+from reducer.core.rounds.chunk_owners import Owners, Place, Route
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import KeyTable
 from reducer.core.rounds.round import StreamRounds
@@ -66,7 +66,7 @@ class Streams:
         self.slot = slot
         self.lane = lane
         self.route = route
-        self._holding = Holding(route, slot, lane)
+        self.owners = Owners(route)
         self.records = records
         self._held = held
         self._new_table = new_table
@@ -89,7 +89,7 @@ class Streams:
         for stream in moved:
             del self._by_home[stream.home]
         self.route = route
-        self._holding = Holding(route, self.slot, self.lane)
+        self.owners = Owners(route)
         return moved
 
     def find(self, rank: int, home: int, since: int) -> Stream | None:
@@ -106,7 +106,7 @@ class Streams:
             raise ProtocolError(f"rank {rank} names home slot {home}; expected 0 to {slots - 1}")
         if since < self.route.since[home]:
             return None
-        place = self._holding.place(home)
+        place = self.owners.place(self.slot, self.lane, home)
         if since > self.route.since[home] or place is None:
             raise ProtocolError(
                 f"rank {rank} sent a frame of home slot {home} since route {since} to slot "

@@ -132,7 +132,7 @@ class Contributions:
         self._grants.maybe_grant(rank, out)
 
     def _stream_of(self, rank: int, header: Header) -> Stream | None:
-        home = self._streams.route.home(header.key, header.chunk)
+        home = self._streams.owners.home(header.key, header.chunk)
         return self._streams.find(rank, home, header.route)
 
     def _open_or_void(

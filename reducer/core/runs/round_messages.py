@@ -34,7 +34,7 @@ class RoundMessages:
         """DESCRIBE: the descriptor of a round, from a rank that cannot send its chunks yet."""
         world_size = len(self._seats.sessions)
         plan = self._plans.checked(header, rank, self._seats.epoch)
-        home = self._streams.route.home(header.key, 0)
+        home = self._streams.owners.home(header.key, 0)
         stream = self._streams.find(rank, home, header.route)
         if stream is None:
             return

@@ -18,7 +18,7 @@ from reducer.core.limits.charges import KEY, KEY_RANK, MIN_COST, STREAM
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.core.members.run_endings import FORGOTTEN_AT_ONCE
 from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
-from reducer.core.rounds.chunk_owners import Holding, Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
 from reducer.core.rounds.round import Round
@@ -144,8 +144,8 @@ def test_the_places_of_a_route_take_time_linear_in_its_slots() -> None:
         route = Route(1, (1,) * slots, live, (1,) * slots)
 
         def found() -> int:
-            holding = Holding(route, 1, 0)
-            return sum(holding.place(home) is not None for home in range(slots))
+            owners = Owners(route)
+            return sum(owners.place(1, 0, home) is not None for home in range(slots))
 
         assert found() == slots // 2 + 1
         return cpu(found)

@@ -33,6 +33,17 @@ def roles(collective: int, part: int, rank: int, root: int) -> tuple[bool, bool]
             return True, True
 
 
+def dealt(weights: list[int], number: int) -> tuple[int, int]:
+    """(who has the number, how many earlier numbers the same party has), number by number."""
+    total = sum(weights)
+    had = [0] * len(weights)
+    for at in range(number % total + 1):
+        begun = [p for p, weight in enumerate(weights) if had[p] * total // weight <= at]
+        party = min(begun, key=lambda p: (-(-(had[p] + 1) * total // weights[p]), p))
+        had[party] += 1
+    return party, number // total * weights[party] + had[party] - 1
+
+
 def oracle(
     collective: int,
     dtype: int,
@@ -44,6 +55,7 @@ def oracle(
     lanes: list[int],
     root: int,
     live: list[int],
+    weights: list[int],
 ) -> list[Row]:
     parts = world if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) else 1
     size = ITEM_SIZES[dtype]
@@ -54,10 +66,11 @@ def oracle(
     for start in starts:
         for part in range(parts):
             number = fnv1a(key.encode()) % 2**32 + len(rows)
-            slot, q = number % len(lanes), number // len(lanes)
+            slot, turn = dealt(weights, number)
             if slot not in live:
-                slot, q = live[q % len(live)], q // len(live)
-            lane = q % lanes[slot]
+                heir, turn = dealt([weights[other] for other in live], turn)
+                slot = live[heir]
+            lane = turn % lanes[slot]
             sends, gets = roles(collective, part, rank, root)
             rows.append((slot, lane, part, start, min(step, count - start), sends, gets))
     return rows
@@ -90,9 +103,11 @@ def test_plan(
         count = 0
     live = sorted(data.draw(st.sets(st.integers(0, len(lanes) - 1), min_size=1)))
     flags = [int(slot in live) for slot in range(len(lanes))]
-    expected = oracle(collective, dtype, count, world, rank, table, key, lanes, root, live)
-    got = engine_parts.plan(collective, dtype, count, world, rank, table, key, lanes, root, flags)
-    assert got == expected
+    weights = data.draw(st.lists(st.integers(1, 4), min_size=len(lanes), max_size=len(lanes)))
+    case = (collective, dtype, count, world, rank, table, key, lanes, root)
+    assert engine_parts.plan(*case, flags, weights) == oracle(*case, live, weights)
+    if len(set(weights)) == 1:
+        assert engine_parts.plan(*case, flags, weights) == engine_parts.plan(*case, flags)
 
 
 @given(st.text(max_size=50))

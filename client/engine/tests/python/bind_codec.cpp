@@ -69,7 +69,7 @@ nb::bytes encode(nb::object object) {
 nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_t rank,
               const std::vector<std::pair<uint64_t, uint64_t>>& table, const std::string& key,
               const std::vector<uint32_t>& lanes_by_slot, uint16_t root,
-              const std::vector<uint32_t>& live) {
+              const std::vector<uint32_t>& live, const std::vector<uint32_t>& weights) {
   Descriptor d;
   d.collective = static_cast<uint8_t>(collective);
   d.dtype = static_cast<uint8_t>(dtype);
@@ -86,7 +86,7 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
   Route route = Route::first(lanes_by_slot);
   if (!live.empty()) route.live = live;
   if (const char* wrong = check_route(route)) throw nb::value_error(wrong);
-  const Owners owners(route);
+  const Owners owners(route, weights);
   nb::list out;
   for (uint32_t chunk = 0; chunk < cut->chunks(); ++chunk) {
     const Place place = owners.place(key_id(key), chunk);
@@ -128,7 +128,8 @@ void bind_codec(nb::module_& m) {
   m.def("msgpack_decode", &decode, nb::arg("data"));
   m.def("plan", &plan, nb::arg("collective"), nb::arg("dtype"), nb::arg("count"), nb::arg("world"),
         nb::arg("rank"), nb::arg("chunk_table"), nb::arg("key"), nb::arg("lanes_by_slot"),
-        nb::arg("root") = 0, nb::arg("live") = std::vector<uint32_t>());
+        nb::arg("root") = 0, nb::arg("live") = std::vector<uint32_t>(),
+        nb::arg("weights") = std::vector<uint32_t>());
   m.def("narrow", &cast_narrow, nb::arg("dtype"), nb::arg("source"), nb::arg("target"));
   m.def("widen", &cast_widen, nb::arg("dtype"), nb::arg("source"), nb::arg("target"));
 }

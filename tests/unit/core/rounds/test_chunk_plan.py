@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from reducer.core.rounds.chunk_owners import Holding, Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import make_plan
 from reducer.wire.codes import Collective, DType
 from reducer.wire.keys import key_id
@@ -18,36 +18,38 @@ def test_every_chunk_has_one_owner_and_every_lane_knows_its_number() -> None:
         live = tuple(rng.randrange(2) for _ in lanes_by_slot)
         if not any(live):
             live = (1,) * len(lanes_by_slot)
+        weights = tuple(rng.choice((1, 1, 3, 7)) for _ in lanes_by_slot)
         route = Route(1, (1,) * len(lanes_by_slot), live, lanes_by_slot)
-        owners = [route.owner(key, chunk) for chunk in range(chunks)]
+        owners = Owners(route, weights)
+        owner_of = [owners.owner(key, chunk) for chunk in range(chunks)]
         for slot, lanes in enumerate(lanes_by_slot):
             for lane in range(lanes):
                 mine: list[int] = []
-                holding = Holding(route, slot, lane)
                 for home in range(len(lanes_by_slot)):
-                    place = holding.place(home)
+                    place = owners.place(slot, lane, home)
                     if place is None:
                         continue
                     owned = [chunk for chunk in range(chunks) if place.owns(key, chunk)]
-                    assert all(route.home(key, chunk) == home for chunk in owned)
+                    assert all(owners.home(key, chunk) == home for chunk in owned)
                     assert place.owned(key, chunks) == len(owned)
                     mine += owned
-                assert sorted(mine) == [c for c, who in enumerate(owners) if who == (slot, lane)]
+                assert sorted(mine) == [c for c, who in enumerate(owner_of) if who == (slot, lane)]
 
 
 def test_owners_are_even_to_a_chunk() -> None:
     for chunks in (64, 65, 127):
         counts = [0] * 8
-        route = Route.first((1,) * 8)
+        owners = Owners(Route.first((1,) * 8))
         for chunk in range(chunks):
-            counts[route.owner(key_id("bucket"), chunk)[0]] += 1
+            counts[owners.owner(key_id("bucket"), chunk)[0]] += 1
         assert max(counts) - min(counts) <= 1
 
 
-def test_the_chunks_of_a_dead_slot_are_dealt_evenly_and_no_others_move() -> None:
-    before = Route.first((2,) * 8)
+def test_the_chunks_of_a_dead_slot_are_dealt_by_weight_and_no_others_move() -> None:
+    weights = (1, 1, 4, 1, 1, 2, 1, 1)
+    before = Owners(Route.first((2,) * 8), weights)
     live = (1, 1, 0, 1, 1, 1, 1, 1)
-    after = Route(1, (0, 0, 1, 0, 0, 0, 0, 0), live, (2,) * 8)
+    after = Owners(Route(1, (0, 0, 1, 0, 0, 0, 0, 0), live, (2,) * 8), weights)
     key = key_id("bucket")
     taken_over = [[0, 0] for _ in live]
     for chunk in range(8_000):
@@ -56,7 +58,9 @@ def test_the_chunks_of_a_dead_slot_are_dealt_evenly_and_no_others_move() -> None
             taken_over[new[0]][new[1]] += 1
         else:
             assert old == new
-    shares = [n for slot, lanes in enumerate(taken_over) for n in lanes if live[slot]]
+    shares = [
+        n / weights[slot] for slot, lanes in enumerate(taken_over) for n in lanes if live[slot]
+    ]
     assert max(shares) - min(shares) <= 1
     assert taken_over[2] == [0, 0]
 

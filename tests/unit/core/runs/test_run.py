@@ -13,7 +13,7 @@ import pytest
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
 from reducer.core.limits.charges import ROUND, Records
 from reducer.core.limits.held import HeldBytes
-from reducer.core.rounds.chunk_owners import Place, Route
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.key import Key
 from reducer.core.rounds.key_table import IdleKeys
 from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step, StreamRounds
@@ -109,7 +109,9 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
     idle = IdleKeys()
     records = Records("j", 1 << 20, idle.take_apart)
-    stream = StreamRounds(0, 0, Place(1, 0), records, HeldBytes())
+    place = Owners(Route.first((1,))).place(0, 0, 0)
+    assert place is not None
+    stream = StreamRounds(0, 0, place, records, HeldBytes())
     for phase, step in itertools.product(Phase, Step):
         chunk = Chunk(Round(stream, Key(1, 2), 0, 2, 0.0), 0, 4_096, 2)
         chunk.phase = phase
@@ -401,9 +403,9 @@ def test_what_another_lane_owns_is_refused(kind: MessageKind, lane_number: int) 
     lane = SimLane(lanes=2, lane=lane_number)
     owner, other = join_all(lane, 2)
     specs = [Spec(key) for key in "xy"]
-    first = Route.first((2,))
-    owned, wrong = sorted(specs, key=lambda s: first.owner(key_id(s.key), 0)[1] != lane_number)
-    assert first.owner(key_id(wrong.key), 0) == (0, 1 - lane_number)
+    owners = Owners(Route.first((2,)))
+    owned, wrong = sorted(specs, key=lambda s: owners.owner(key_id(s.key), 0)[1] != lane_number)
+    assert owners.owner(key_id(wrong.key), 0) == (0, 1 - lane_number)
     data = bytes(32) if kind == MessageKind.CONTRIBUTION else b""
     owner.contribute(owned, data=data, kind=int(kind))
     assert owner.session.closed is None
