@@ -4,6 +4,7 @@ PROTOCOL.md defines the numbers of collectives, ops, dtypes and error codes. A p
 C-contiguous buffer of exactly the size in bytes that the call needs.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from typing_extensions import Buffer
@@ -59,6 +60,7 @@ class Engine:
         timeline: str = "",
         worker_silence: float = 5.0,
         io_threads: int = 0,
+        weights: Sequence[int] = (),
     ) -> None:
         """Open no connection yet.
 

@@ -23,6 +23,8 @@ from reducer.wire.codes import (
     MAX_CHUNK_TABLE_ROWS,
     MAX_JOB_BYTES,
     MAX_RUN_ID_BYTES,
+    MAX_WEIGHTED,
+    MAX_WEIGHTS,
 )
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
@@ -79,6 +81,7 @@ class Settings:
     on_overflow: OnOverflow
     on_nonfinite: OnNonfinite
     chunk_table: tuple[tuple[int, int], ...]
+    weights: tuple[int, ...]
     transport: Transport
     congestion: str
     source: str
@@ -102,6 +105,7 @@ def resolve(
     on_overflow: OnOverflow = "flag",
     on_nonfinite: OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
+    weights: Sequence[int] | None = None,
     transport: Transport | None = None,
     congestion: str | None = None,
     source: str | None = None,
@@ -136,6 +140,7 @@ def resolve(
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
         chunk_table=check_chunk_table(table),
+        weights=check_weights(weights or (), len(found.value)),
         transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
@@ -246,6 +251,29 @@ def resolve_debug(environ: Mapping[str, str] | None = None) -> tuple[Debug, str]
 def default_chunk_table(reducers: int) -> tuple[tuple[int, int], ...]:
     """Rows of (minimum bytes of a round, bytes of its chunks) for this number of reducers."""
     return tuple((least * reducers, chunk) for least, chunk in _CHUNKS_PER_REDUCER)
+
+
+def check_weights(weights: Sequence[int], reducers: int) -> tuple[int, ...]:
+    """The weights as a tuple; () if all are equal. Raises ValueError for weights that PROTOCOL.md,
+    section 6, excludes.
+    """
+    given = tuple(int(weight) for weight in weights)
+    if not given:
+        return ()
+    if len(given) != reducers:
+        raise ValueError(
+            f"weights: expected {reducers}, one for each reducer, got {len(given)}: {given}"
+        )
+    if min(given) < 1:
+        raise ValueError(f"weights: expected numbers from 1 on, got {given}")
+    if min(given) == max(given):
+        return ()
+    if reducers > MAX_WEIGHTED or sum(given) > MAX_WEIGHTS:
+        raise ValueError(
+            f"weights: expected a sum of at most {MAX_WEIGHTS:,} and at most {MAX_WEIGHTED} "
+            f"reducers, got a sum of {sum(given):,} for {reducers} reducers"
+        )
+    return given
 
 
 def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

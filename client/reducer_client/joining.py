@@ -25,6 +25,7 @@ def connect(
     on_overflow: config.OnOverflow = "flag",
     on_nonfinite: config.OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
+    weights: Sequence[int] | None = None,
     transport: config.Transport | None = None,
     congestion: str | None = None,
     source: str | None = None,
@@ -73,6 +74,9 @@ def connect(
             and only sets ``Work.nonfinite`` and ``Work.nonfinite_rank``; gradient scalers need it.
         chunk_table: rows of (minimum bytes of a round, bytes of its chunks), ascending from 0. The
             default depends on the number of reducers. All ranks use the table of rank 0.
+        weights: shares of the work for each reducer of ``addresses``, such as ``(3, 3, 1)`` for
+            NICs of 30, 30 and 10 Gbit/s. By default all reducers get the same share. All ranks use
+            the weights of rank 0.
         transport: ``"auto"`` uses Unix sockets to reducers on this machine that run as this user or
             as root, and TCP to all others. ``"tcp"`` always uses TCP. By default
             ``REDUCER_TRANSPORT``, else ``"auto"``.
@@ -127,6 +131,7 @@ def connect(
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
         chunk_table=chunk_table,
+        weights=weights,
         transport=transport,
         congestion=congestion,
         source=source,
@@ -153,6 +158,7 @@ def connect(
             rank=settings.rank,
             world_size=settings.world_size,
             chunk_table=list(settings.chunk_table),
+            weights=list(settings.weights),
             connect_timeout=settings.connect_timeout,
             silence=settings.silence,
             reducer_wait=settings.reducer_wait,

@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 1
+PROTOCOL_MINOR: Final = 2
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
@@ -25,6 +25,8 @@ MAX_RUN_ID_BYTES: Final = 128
 MAX_CHUNK_TABLE_ROWS: Final = 16
 MAX_HEARTBEAT_ENTRIES: Final = 4_096
 MAX_REDUCERS: Final = 4_096
+MAX_WEIGHTED: Final = 512  # reducers of a job whose weights differ
+MAX_WEIGHTS: Final = 4_096  # sum of the weights
 MAX_LANES: Final = 1_024
 
 

@@ -28,6 +28,8 @@ from reducer.wire.codes import (
     MAX_LIST_VALUES,
     MAX_REDUCERS,
     MAX_RUN_ID_BYTES,
+    MAX_WEIGHTED,
+    MAX_WEIGHTS,
     MAX_WORLD_SIZE,
     PROTOCOL_MINOR,
     MessageKind,
@@ -118,6 +120,19 @@ def _integers(low: int, high: int) -> Check:
     return check
 
 
+_WEIGHT: Final = _integers(1, MAX_WEIGHTS)
+
+
+def _weights(name: str, value: Any) -> tuple[int, ...]:
+    weights = _WEIGHT(name, value)
+    if len(weights) > MAX_WEIGHTED or sum(weights) > MAX_WEIGHTS:
+        raise BadFrameError(
+            f"{name} must be at most {MAX_WEIGHTED} numbers with a sum of at most {MAX_WEIGHTS}, "
+            f"got {len(weights)} with a sum of {sum(weights)}"
+        )
+    return weights
+
+
 def _boolean(name: str, value: Any) -> bool:
     if type(value) is not bool:
         raise BadFrameError(f"{name} must be true or false, got {value!r:.40}")
@@ -206,6 +221,7 @@ class Hello:
     rejoin: bool = _wire(_boolean, default=False)
     digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
     worker_silence_ms: int = _wire(_MILLISECONDS, default=0)
+    weights: tuple[int, ...] = _wire(_weights, default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +262,13 @@ class Welcome:
     lanes_by_slot: tuple[int, ...] = _wire(_LANES_BY_SLOT, default=())
     digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
     worker_silence_ms: int = _wire(_MILLISECONDS, default=0)
+    weights: tuple[int, ...] = _wire(_weights, default=())
 
     def __post_init__(self) -> None:
+        if self.weights and len(self.weights) != self.reducers:
+            raise BadFrameError(
+                f"{len(self.weights)} weights, expected {self.reducers}, one for each reducer"
+            )
         if not (self.since or self.live or self.lanes_by_slot):
             if self.route:
                 raise BadFrameError(f"route {self.route} has no lists by slot")

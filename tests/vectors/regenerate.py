@@ -187,10 +187,12 @@ def plan_lines() -> list[str]:
         (Collective.BARRIER, DType.UINT8, 0, 8, 7, 0, (1, 1, 1)),
         (Collective.ALL_REDUCE, DType.FLOAT32, 16 << 20, 2, 0, 0, (4, 4, 4)),
     ]
+    weights_of = {2: (3, 1, 2), 7: (6, 6, 2)}
     key = key_id("layer1.weight")
     for number, (collective, dtype, count, world, rank, root, lanes) in enumerate(cases):
         plan = make_plan(collective, dtype, count, world, TABLE)
-        owners = Owners(Route.first(lanes))
+        weights = weights_of.get(number, ())
+        owners = Owners(Route.first(lanes), weights)
         shown = sorted({*range(min(plan.chunks, 6)), plan.chunks // 2, plan.chunks - 1})
         chunks = ",".join(
             f"{c}:{plan.elements(c)}:{plan.sends(c, rank, root)}:{plan.receives(c, rank, root)}"
@@ -200,7 +202,8 @@ def plan_lines() -> list[str]:
         lines.append(
             f"plan p{number} collective={int(collective)} dtype={int(dtype)} count={count} "
             f"world={world} rank={rank} root={root} key={key} "
-            f"lanes={','.join(map(str, lanes))} chunks={plan.chunks} list={chunks}"
+            f"lanes={','.join(map(str, lanes))} weights={','.join(map(str, weights))} "
+            f"chunks={plan.chunks} list={chunks}"
         )
     return lines
 

@@ -15,7 +15,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are little-endian and are not swapped");
 
 constexpr uint8_t kProtocolMajor = 1;
-constexpr uint8_t kProtocolMinor = 1;
+constexpr uint8_t kProtocolMinor = 2;
 constexpr size_t kPrefaceSize = 16;
 constexpr size_t kHeaderSize = 80;
 constexpr uint16_t kNoRank = 0xFFFF;
@@ -33,6 +33,8 @@ constexpr size_t kMaxRunIdBytes = 128;
 constexpr size_t kMaxChunkTableRows = 16;
 constexpr size_t kMaxHeartbeatEntries = 4'096;
 constexpr uint64_t kMaxReducers = 4'096;
+constexpr uint64_t kMaxWeighted = 512;   // reducers of a job whose weights differ
+constexpr uint64_t kMaxWeights = 4'096;  // sum of the weights
 constexpr uint64_t kMaxLanes = 1'024;
 constexpr size_t kMaxAbsent = 64;
 constexpr size_t kMaxTextBytes = 16'384;

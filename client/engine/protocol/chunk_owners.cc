@@ -6,6 +6,8 @@
 #include <queue>
 #include <utility>
 
+#include "codec/wire.h"
+
 namespace ors {
 
 Route Route::first(std::vector<uint32_t> lanes) {
@@ -41,6 +43,17 @@ const char* check_route(const Route& route) {
   if (route.live_slots() == 0) return "a route without a live slot";
   if (*std::max_element(route.since.begin(), route.since.end()) > route.number) {
     return "a slot of a route is newer than the route";
+  }
+  return nullptr;
+}
+
+const char* check_weights(const std::vector<uint32_t>& weights, size_t reducers) {
+  if (weights.empty()) return nullptr;
+  if (weights.size() != reducers) return "the weights are not one for each reducer";
+  if (weights.size() > kMaxWeighted) return "weights are for 512 reducers at most";
+  if (*std::min_element(weights.begin(), weights.end()) == 0) return "a weight of 0";
+  if (std::accumulate(weights.begin(), weights.end(), uint64_t{0}) > kMaxWeights) {
+    return "the sum of the weights is above 4096";
   }
   return nullptr;
 }

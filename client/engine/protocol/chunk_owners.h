@@ -27,6 +27,9 @@ struct Route {
 // Returns nullptr, or the rule that the lists break. A route without lists is the first route.
 const char* check_route(const Route& route);
 
+// Returns nullptr, or the rule that the weights break.
+const char* check_weights(const std::vector<uint32_t>& weights, size_t reducers);
+
 // Home slot of a chunk, and the lane that owns the chunk now.
 struct Place {
   uint32_t home = 0;

@@ -4,7 +4,9 @@
 
 namespace ors {
 
-void CurrentRoute::begin(std::vector<uint32_t> lanes_by_slot) {
+void CurrentRoute::begin(std::vector<uint32_t> lanes_by_slot,
+                         const std::vector<uint32_t>& weights) {
+  weights_ = weights;
   by_slot_.resize(lanes_by_slot.size());
   for (uint32_t at = 0; at < by_slot_.size(); ++at) by_slot_[lanes_.reducers()[at].slot] = at;
   take(Route::first(std::move(lanes_by_slot)));
@@ -12,7 +14,7 @@ void CurrentRoute::begin(std::vector<uint32_t> lanes_by_slot) {
 
 void CurrentRoute::take(const Route& route) {
   route_ = route;
-  owners_ = Owners(route_);
+  owners_ = Owners(route_, weights_);
 }
 
 const Lane* CurrentRoute::suspicious(const Reducer& reducer) const {

@@ -14,11 +14,12 @@ class CurrentRoute {
   explicit CurrentRoute(Lanes* lanes) : lanes_(*lanes) {}
 
   // At the join, once each reducer has its slot.
-  void begin(std::vector<uint32_t> lanes_by_slot);
+  void begin(std::vector<uint32_t> lanes_by_slot, const std::vector<uint32_t>& weights);
   void take(const Route& route);
 
   const Route& route() const { return route_; }
   const Owners& owners() const { return owners_; }
+  const std::vector<uint32_t>& weights() const { return weights_; }
 
   bool live(const Reducer& reducer) const { return route_.live[reducer.slot] != 0; }
   bool live(uint32_t slot) const { return route_.live[slot] != 0; }
@@ -43,6 +44,7 @@ class CurrentRoute {
  private:
   Lanes& lanes_;
   Route route_;
+  std::vector<uint32_t> weights_;  // by slot; none: all slots are equal
   Owners owners_;
   std::vector<uint32_t> by_slot_;  // index in Lanes::reducers(), by slot
 };

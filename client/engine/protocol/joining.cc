@@ -32,6 +32,7 @@ void Joining::say_hello(Lane* lane) {
     hello.chunk_table = run_.options.chunk_table;
     hello.digest_every = run_.options.digest_every;
     hello.worker_silence_ms = in_ms(run_.options.worker_silence);
+    hello.weights = run_.options.weights;
   }
   hello.client = "open-reduction-server engine";
   hello.rejoin = run_.joined;
@@ -116,10 +117,19 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
   if (run_.joined && w.slot != lanes_.reducer_of(lane).slot) {
     return differs("slot", std::to_string(w.slot), std::to_string(lanes_.reducer_of(lane).slot));
   }
-  if (run_.joined &&
-      (w.run_id != run_.run_id || !(w.chunk_table == run_.chunk_table) || w.epoch != run_.epoch)) {
-    const char* how = w.run_id == run_.run_id ? " with another epoch or chunk table" : "";
+  if (run_.joined && (w.run_id != run_.run_id || !(w.chunk_table == run_.chunk_table) ||
+                      w.epoch != run_.epoch || w.weights != current_route_.weights())) {
+    const char* how =
+        w.run_id == run_.run_id ? " with another epoch, chunk table or other weights" : "";
     return differs("run", "'" + w.run_id + "'" + how, "'" + run_.run_id + "' of this group");
+  }
+  if (run_.options.rank == 0 && !run_.joined && w.weights != run_.options.weights) {
+    Preface theirs;
+    theirs.minor = static_cast<uint8_t>(w.minor);
+    return lane_failure(ErrorCode::kJoin, lane,
+                        "did not take the weights of the reducers: it speaks protocol " +
+                            version(theirs) + ", this worker " + version(Preface()) +
+                            ": install the same release on all reducers");
   }
   for (const Lane* other : lanes_.all()) {
     if (other->phase != Phase::kWelcomed) continue;
@@ -129,8 +139,9 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
                          ": rank 0 was started again when the run had begun on a part of the "
                          "lanes; start all ranks again");
     }
-    if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch) {
-      return differs("another chunk table or epoch", "than " + other->name,
+    if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch ||
+        other->welcome.weights != w.weights) {
+      return differs("another chunk table, epoch or other weights", "than " + other->name,
                      "the same: start all ranks again");
     }
     if ((other->welcome.slot == w.slot) != (other->reducer == lane.reducer)) {
@@ -182,7 +193,7 @@ std::optional<Failure> Joining::maybe_join(double now) {
   run_.epoch = welcome.epoch;
   run_.heartbeat = welcome.heartbeat_ms / 1000.0;
   for (Reducer& reducer : lanes_.reducers()) reducer.slot = reducer.lanes[0]->welcome.slot;
-  current_route_.begin(std::move(lanes_by_slot));
+  current_route_.begin(std::move(lanes_by_slot), welcome.weights);
   run_.joined = true;
   for (Lane* lane : lanes_.all()) {
     lane->bind();

@@ -206,7 +206,8 @@ std::string encode_hello(const Hello& hello) {
                  {"client", Value::str(hello.client)},
                  {"rejoin", Value::of_bool(hello.rejoin)},
                  {"digest_every", Value::of(hello.digest_every)},
-                 {"worker_silence_ms", Value::of(hello.worker_silence_ms)}});
+                 {"worker_silence_ms", Value::of(hello.worker_silence_ms)},
+                 {"weights", numbers(hello.weights)}});
 }
 
 std::string encode_key(std::string_view name) { return packed({{"name", Value::str(name)}}); }
@@ -269,8 +270,12 @@ std::string decode_welcome(std::string_view payload, Welcome* out) {
                           .number("digest_every", &out->digest_every, 0, kAny32)
                           .number("worker_silence_ms", &out->worker_silence_ms, 0, kMaxSilenceMs)
                           .number("minor", &out->minor, 0, 255)
+                          .slots("weights", &out->weights, 1, kMaxWeights)
                           .route(&out->route)
                           .wrong();
+  if (const char* broken = check_weights(out->weights, out->reducers); wrong.empty() && broken) {
+    wrong = broken;
+  }
   if (out->worker_silence_ms == 0) out->worker_silence_ms = kWorkerSilenceMs;
   return wrong;
 }

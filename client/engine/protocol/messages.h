@@ -30,6 +30,7 @@ struct Hello {
   bool rejoin = false;
   uint32_t digest_every = 0;       // rank 0's
   uint32_t worker_silence_ms = 0;  // rank 0's
+  std::vector<uint32_t> weights;   // rank 0's, by slot; none: all slots are equal
 };
 
 struct Pending {
@@ -57,7 +58,8 @@ struct Welcome {
   uint32_t digest_every = 0;
   uint32_t worker_silence_ms = 0;
   uint32_t minor = 0;
-  Route route;  // without slots: the first route
+  std::vector<uint32_t> weights;  // by slot; none: all slots are equal
+  Route route;                    // without slots: the first route
 };
 
 struct StalledRound {

@@ -20,16 +20,17 @@ struct Options {
   uint32_t world_size = 1;
   ChunkTable chunk_table;
   double connect_timeout = 60;
-  double silence = 1;         // seconds without a byte before a welcomed lane is suspected
-  double worker_silence = 5;  // rank 0's: seconds without a byte until a worker counts as lost
-  double reducer_wait = 30;   // seconds that open rounds wait for a reducer
-  uint32_t digest_every = 0;  // rank 0's: rounds of a key between comparisons; 0: none
-  double leave_wait = 10;     // seconds that rank 0 waits for the others to leave first
-  std::string congestion;     // TCP congestion control; empty: the system's
-  std::string source;         // address or interface that TCP connections come from; empty: any
-  bool local_sockets = true;  // reducers on this machine are reached over Unix sockets
-  uint32_t loops = 1;         // threads that move the bytes; each owns the sockets of its lanes
-  std::string incarnation;    // 16 random bytes
+  double silence = 1;             // seconds without a byte before a welcomed lane is suspected
+  double worker_silence = 5;      // rank 0's: seconds without a byte until a worker counts as lost
+  double reducer_wait = 30;       // seconds that open rounds wait for a reducer
+  std::vector<uint32_t> weights;  // rank 0's: shares of the reducers, by address; none: equal
+  uint32_t digest_every = 0;      // rank 0's: rounds of a key between comparisons; 0: none
+  double leave_wait = 10;         // seconds that rank 0 waits for the others to leave first
+  std::string congestion;         // TCP congestion control; empty: the system's
+  std::string source;             // address or interface that TCP connections come from; empty: any
+  bool local_sockets = true;      // reducers on this machine are reached over Unix sockets
+  uint32_t loops = 1;             // threads that move the bytes; each owns the sockets of its lanes
+  std::string incarnation;        // 16 random bytes
 };
 
 // Formats a setting without trailing zeros: "0.5 s".

@@ -268,7 +268,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
           double silence, double reducer_wait, const std::string& congestion,
           const std::string& source, bool local_sockets, const nb::bytes& key,
           const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
-          double worker_silence, uint32_t io_threads) {
+          double worker_silence, uint32_t io_threads, const std::vector<uint32_t>& weights) {
   Secret secret = secret_of(key);
   Options options;
   options.addresses = std::move(addresses);
@@ -285,6 +285,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
   options.local_sockets = local_sockets;
   options.digest_every = digest_every;
   options.worker_silence = worker_silence;
+  options.weights = weights;
   options.loops = choose_loops(io_threads, source);
   options.incarnation = random_bytes(16);
   check(options);
@@ -315,7 +316,7 @@ NB_MODULE(_engine, m) {
            nb::arg("congestion") = "", nb::arg("source") = "", nb::arg("local_sockets") = true,
            nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
            nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0,
-           nb::arg("io_threads") = 0)
+           nb::arg("io_threads") = 0, nb::arg("weights") = std::vector<uint32_t>())
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

@@ -205,16 +205,21 @@ void check_plan(const Fields& fields) {
   d.count = number(fields, "count");
   d.root = static_cast<uint16_t>(number(fields, "root"));
   const auto rank = static_cast<uint32_t>(number(fields, "rank"));
-  std::vector<uint32_t> lanes;
-  for (const auto& text : split(fields.at("lanes"), ',')) {
-    lanes.push_back(static_cast<uint32_t>(std::stoul(text)));
-  }
+  const auto list = [&](const std::string& name) {
+    std::vector<uint32_t> numbers;
+    const auto found = fields.find(name);
+    if (found == fields.end() || found->second.empty()) return numbers;
+    for (const auto& text : split(found->second, ',')) {
+      numbers.push_back(static_cast<uint32_t>(std::stoul(text)));
+    }
+    return numbers;
+  };
   std::string why;
   const auto plan =
       ors::ChunkPlan::make(d, static_cast<uint32_t>(number(fields, "world")), kTable, &why);
   CHECK(plan.has_value());
   CHECK(plan->chunks() == number(fields, "chunks"));
-  const ors::Owners owners(ors::Route::first(lanes));
+  const ors::Owners owners(ors::Route::first(list("lanes")), list("weights"));
   for (const auto& item : split(fields.at("list"), ',')) {
     std::vector<uint32_t> n;
     for (const auto& text : split(item, ':')) n.push_back(static_cast<uint32_t>(std::stoul(text)));

@@ -121,8 +121,10 @@ class Budget:
         self._job_total = job_total
         self._reserved_by: dict[str, int] = {}
 
-    def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> RankLimits:
-        """Reserve a run's memory.
+    def open(
+        self, job: str, world_size: int, table: ChunkTable, of_slots: int = SLOT
+    ) -> RankLimits:
+        """Reserve a run's memory; its slots take `of_slots` bytes of records.
 
         If memory is short, the credit shrinks down to one chunk, and the limits for records and
         control frames shrink with it. Raises QuotaError if not even one chunk fits.
@@ -133,7 +135,7 @@ class Budget:
         bounded = left < free
         free = min(left, free)
         shares = world_size + SHARES_BESIDE_RANKS
-        least = max(LEAST_RECORDS, 2 * SLOT * slots // shares)
+        least = max(LEAST_RECORDS, 2 * of_slots // shares)
         needed = shares * share_of(2 * largest, least, LEAST_FRAMES)
         share = min(free, max(free // PART_OF_FREE, needed)) // shares
         records = max(least, min(self._records, share // PART_OF_SHARE))

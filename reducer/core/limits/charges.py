@@ -10,7 +10,7 @@ containers and their largest growth. `tests/unit/core/limits/test_charges.py` me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from reducer.wire.errors import RecordsError
@@ -21,6 +21,8 @@ MIN_COST: Final = 4_096
 RANK: Final = 1_024
 # One slot of a route: since, live and lanes, and the integers in these lists.
 SLOT: Final = 112
+# One number of a deal by weight, in the deal to all slots and in that to the live ones.
+DEALT: Final = 32
 # One stream: its record and its tables without keys.
 STREAM: Final = 2_048
 # One key: its record, its places in the tables of keys, of changes and of idle keys.
@@ -46,6 +48,11 @@ OWN_DESCRIPTOR: Final = 224
 PLAN: Final = 512
 # A text without its characters.
 TEXT: Final = 80
+
+
+def slot_bytes(slots: int, weights: Sequence[int]) -> int:
+    """What the slots of a run take; `weights`: none if all slots are equal."""
+    return SLOT * slots + DEALT * sum(weights)
 
 
 class Records:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.wire import messages
+from reducer.wire.codes import PROTOCOL_MAJOR
 from reducer.wire.errors import JoinError
 from reducer.wire.keys import run_title, split_run_id
 
 # Job, run id, and whether the run has formed before. The run id is "" unless all ranks must give
 # it, as in a group or a rejoin; one such run of a job forms at a time.
 FormingId = tuple[str, str, bool]
+WEIGHTS_MINOR: Final = 2  # the minor version that brought weights
 
 
 def forming_id(hello: messages.Hello) -> FormingId:
@@ -37,10 +41,12 @@ class Forming:
         self.table: messages.ChunkTable = ()
         self.digest_every = 0
         self.worker_silence_ms = 0
+        self.weights: tuple[int, ...] = ()
         self.sessions: dict[int, int] = {}
         self.incarnations: dict[int, bytes] = {}
         self.changed = False
         self._run_ids: dict[int, str] = {}  # of the ranks that have given one
+        self._minors: dict[int, int] = {}  # the minor version of the protocol, by rank
 
     def admit(self, hello: messages.Hello, session: int) -> int | None:
         """Admit the rank. Returns the session that the rank had before, if any.
@@ -62,6 +68,7 @@ class Forming:
                 f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming: give "
                 "all ranks the same run id, and start one run of the job at a time"
             )
+        self._check_minors(hello)
         if hello.rank == 0:
             self._take_rules(who, hello)
         if hello.run_id:
@@ -69,8 +76,23 @@ class Forming:
         before = self.sessions.get(hello.rank)
         self.sessions[hello.rank] = session
         self.incarnations[hello.rank] = hello.incarnation
+        self._minors[hello.rank] = hello.minor
         self.changed = True
         return before
+
+    def _check_minors(self, hello: messages.Hello) -> None:
+        """Refuse weights if a rank cannot understand them: it would send to the wrong lanes."""
+        known = self.weights if 0 in self.sessions else ()
+        if not (hello.weights if hello.rank == 0 else known):
+            return
+        for rank, minor in {**self._minors, hello.rank: hello.minor}.items():
+            if minor < WEIGHTS_MINOR:
+                raise JoinError(
+                    f"the reducers of job {self.title!r} have weights, which protocol "
+                    f"{PROTOCOL_MAJOR}.{minor} of rank {rank} does not have: expected "
+                    f"{PROTOCOL_MAJOR}.{WEIGHTS_MINOR} or newer; install the same release on all "
+                    "workers"
+                )
 
     def _take_rules(self, who: str, hello: messages.Hello) -> None:
         if not hello.run_id or not hello.chunk_table:
@@ -83,10 +105,16 @@ class Forming:
                 f"{who} gives slot {hello.slot} of {hello.reducers} reducers; expected 0 to "
                 f"{hello.reducers - 1}"
             )
+        if hello.weights and len(hello.weights) != hello.reducers:
+            raise JoinError(
+                f"{who} gives {len(hello.weights)} weights; expected {hello.reducers}, one for "
+                "each reducer"
+            )
         self.slot = hello.slot
         self.table = hello.chunk_table
         self.digest_every = hello.digest_every
         self.worker_silence_ms = hello.worker_silence_ms
+        self.weights = hello.weights
 
     def _agree(self, who: str, what: str, got: int, expected: int) -> None:
         if got != expected:
@@ -99,6 +127,7 @@ class Forming:
         self.sessions.pop(rank, None)
         self.incarnations.pop(rank, None)
         self._run_ids.pop(rank, None)
+        self._minors.pop(rank, None)
         self.changed = True
 
     @property

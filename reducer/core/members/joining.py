@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from reducer.core.limits.budget import RankLimits
+from reducer.core.limits.charges import slot_bytes
 from reducer.core.limits.quotas import (
     SPARE_CONNECTIONS,
     MostConnections,
@@ -75,6 +76,7 @@ class Founding:
             lanes_by_slot=route.lanes if moved else (),
             digest_every=members.digest_every,
             worker_silence_ms=round(min(members.silence, 3_600) * 1000),
+            weights=run.terms.weights,
         )  # fmt: skip
         return self._roster.send(run.number, welcome, sessions)
 
@@ -101,7 +103,7 @@ class Founding:
             self._runs += 1
             terms = Terms(
                 self._runs, forming.job, forming.run_id, forming.slot, forming.world_size,
-                forming.table,
+                forming.table, forming.weights,
             )  # fmt: skip
             run = Run(terms, settings, route, limits)
             silence = forming.worker_silence_ms / 1000 or settings.silence
@@ -136,8 +138,9 @@ class Founding:
 
     def _open(self, forming: Forming) -> RankLimits:
         return self._roster.budget.open(
-            forming.job, forming.world_size, forming.table, forming.reducers
-        )
+            forming.job, forming.world_size, forming.table,
+            slot_bytes(forming.reducers, forming.weights),
+        )  # fmt: skip
 
 
 PENDING_RANKS: Final = 64

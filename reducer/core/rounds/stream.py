@@ -59,6 +59,7 @@ class Streams:
         slot: int,
         lane: int,
         route: Route,
+        weights: tuple[int, ...],
         records: Records,
         held: HeldBytes,
         new_table: Callable[[bool, Records, Untold], KeyTable],
@@ -66,7 +67,8 @@ class Streams:
         self.slot = slot
         self.lane = lane
         self.route = route
-        self.owners = Owners(route)
+        self._weights = weights
+        self.owners = Owners(route, weights)
         self.records = records
         self._held = held
         self._new_table = new_table
@@ -89,7 +91,7 @@ class Streams:
         for stream in moved:
             del self._by_home[stream.home]
         self.route = route
-        self.owners = Owners(route)
+        self.owners = Owners(route, self._weights)
         return moved
 
     def find(self, rank: int, home: int, since: int) -> Stream | None:

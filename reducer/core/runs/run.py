@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from reducer.core.limits.budget import RankLimits
-from reducer.core.limits.charges import RANK, SLOT, Records
+from reducer.core.limits.charges import RANK, Records, slot_bytes
 from reducer.core.limits.held import HeldBytes
 from reducer.core.measures.ranking import most
 from reducer.core.rounds.chunk_owners import Route
@@ -52,10 +52,10 @@ class Run:
         self.records = records = Records(
             title, limits.room_for_records(world_size), idle.take_apart
         )
-        records.take(RANK * world_size + SLOT * len(route.live))
+        records.take(RANK * world_size + slot_bytes(len(route.live), terms.weights))
         self.held = HeldBytes()
         self.streams = Streams(
-            terms.slot, settings.lane, route, records, self.held,
+            terms.slot, settings.lane, route, terms.weights, records, self.held,
             lambda moved, records, untold: KeyTable(
                 title, world_size, max_keys, moved, records, idle, untold
             ),

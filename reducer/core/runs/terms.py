@@ -12,7 +12,8 @@ from reducer.wire.messages import ChunkTable
 class Terms:
     """What the ranks of a run have agreed on, and the `number` that this lane gives the run.
 
-    `job` and `run_id` name the run; `slot` is this reducer's slot in rank 0's numbering.
+    `job` and `run_id` name the run; `slot` is this reducer's slot in rank 0's numbering. `weights`
+    by slot; none: all slots are equal.
     """
 
     number: int
@@ -21,6 +22,7 @@ class Terms:
     slot: int
     world_size: int
     table: ChunkTable
+    weights: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:

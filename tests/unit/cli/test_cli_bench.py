@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from reducer.wire.codes import DType, ReduceOp
+from reducer.wire.codes import PROTOCOL_MINOR, DType, ReduceOp
 from reducer_tools.bench import pattern
 from reducer_tools.bench.display import Display
 from reducer_tools.bench.events import Event, Facts, Row, Turn
@@ -283,7 +283,7 @@ def test_the_header_says_what_was_measured() -> None:
     text = " ".join(_shown(ROWS, Rates()).replace("\n#", " ").split())
     for part in (
         "open-reduction-server ",
-        "protocol 1.1",
+        f"protocol 1.{PROTOCOL_MINOR}",
         "4 workers, 2 reducers x 8 lanes: a:2222, b:2222",
         "all_reduce; on the wire float32; chunks 64K from 0, 128K from 1M",
         "congestion control of this host: ",

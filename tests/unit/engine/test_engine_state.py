@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reducer.wire import messages
-from reducer.wire.codes import ErrorCode, Flag, MessageKind
+from reducer.wire.codes import PROTOCOL_MINOR, ErrorCode, Flag, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
 from reducer_client import _engine
 from tests.support.frames import control, frame, heartbeat
@@ -118,7 +118,7 @@ def test_a_run_that_two_lanes_name_differently_is_an_error_that_both_are_told() 
         ),
         (
             {"lane": 1, "epoch": 1},
-            "another chunk table or epoch than reducer r0 (lane 0), expected the same",
+            "another chunk table, epoch or other weights than reducer r0 (lane 0), expected",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_another_version_is_named_beside_ours() -> None:
     worker.get(b"ORSP\x07\x03" + bytes(10))
     code, text = failure(worker)
     assert code == ErrorCode.VERSION
-    assert "1.1" in text
+    assert f"1.{PROTOCOL_MINOR}" in text
     assert "7.3" in text
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer.wire import handshake
-from reducer.wire.codes import ErrorCode
+from reducer.wire.codes import PROTOCOL_MINOR, ErrorCode
 from reducer.wire.errors import PEER_ERRORS, AuthenticationError, BadFrameError
 from reducer.wire.handshake import CHALLENGE_SIZE, NONCE_SIZE, PROOF_SIZE, RECEIVED_BYTES
 from reducer.wire.header import FRAME_MAGIC, PREFACE_SIZE, PrefaceFlag, pack_preface
@@ -236,7 +236,7 @@ def test_a_lane_takes_one_try_alone() -> None:
     ("sent", "code", "says"),
     [
         (pack_preface(0), ErrorCode.AUTHENTICATION, "--key-file"),
-        (b"ORSP\x09\x02" + bytes(10), ErrorCode.VERSION, "speaks 1.1, got 9.2"),
+        (b"ORSP\x09\x02" + bytes(10), ErrorCode.VERSION, f"speaks 1.{PROTOCOL_MINOR}, got 9.2"),
         (FRAME_MAGIC, ErrorCode.AUTHENTICATION, "no proof"),
         (b"HTTP/1.1 400", ErrorCode.AUTHENTICATION, "not a reducer"),
     ],

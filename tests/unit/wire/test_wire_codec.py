@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
+from reducer.wire.codes import MAX_EARLY_BYTES, PROTOCOL_MINOR, MessageKind
 from reducer.wire.decoder import FIRST_SCRATCH_BYTES, SCRATCH_BYTES, SKIP, Decoder, Frame
 from reducer.wire.errors import (
     BadFrameError,
@@ -171,7 +171,7 @@ def test_preface_round_trip_and_refusals() -> None:
     assert unpack_preface(pack_preface(7)).lane == 7
     with pytest.raises(BadFrameError, match="GET / HT"):
         unpack_preface(b"GET / HTTP/1.1\r\n")
-    with pytest.raises(ProtocolVersionError, match=r"speaks protocol 9\.0.*1\.1"):
+    with pytest.raises(ProtocolVersionError, match=rf"speaks protocol 9\.0.*1\.{PROTOCOL_MINOR}"):
         unpack_preface(b"ORSP\x09" + bytes(11))
     with pytest.raises(BadFrameError, match="reserved"):
         unpack_preface(pack_preface(0)[:-1] + b"\x01")

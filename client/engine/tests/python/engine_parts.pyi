@@ -4,6 +4,7 @@ PROTOCOL.md defines the numbers of collectives, ops, dtypes and error codes. A p
 C-contiguous buffer of exactly the size in bytes that the call needs.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from typing_extensions import Buffer
@@ -35,6 +36,7 @@ class State:
         incarnation: bytes | None = None,
         digest_every: int = 0,
         worker_silence: float = 5.0,
+        weights: Sequence[int] = (),
     ) -> None: ...
     def wanted(self) -> list[tuple[int, int]]:
         """(reducer, lane) of each connection to open now. Each connection is returned once."""

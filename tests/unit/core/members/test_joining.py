@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.surface import events
 from reducer.core.ticks import MOST_REFUSED
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
+from reducer.wire.keys import key_id
 from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simlane import SimLane
@@ -48,6 +50,44 @@ def test_of_many_absent_ranks_the_first_are_named_and_all_are_counted() -> None:
     (forming,) = lane.report()["forming"]
     assert (forming["joined"], forming["absent"][:6]) == (1, [0, 1, 2, 3, 4, 6])
     assert len(forming["absent"]) < 100
+
+
+def test_every_rank_gets_the_weights_of_rank_0_and_owners_follow_them() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2, reducers=2, weights=(3, 1))
+    assert [welcome(worker).weights for worker in workers] == [(3, 1), (3, 1)]
+    key = key_id("x")
+    owners = Owners(Route.first((1, 1)), (3, 1))
+    spec = Spec(count=8 * TABLE[0][1] // 4)
+    mine = [chunk for chunk in range(8) if owners.owner(key, chunk) == (0, 0)]
+    assert len(mine) == 6
+    (foreign, _) = (chunk for chunk in range(8) if chunk not in mine)
+    for worker in workers:
+        for chunk in mine:
+            worker.contribute(spec, chunk, bytes(TABLE[0][1]))
+    assert len(workers[0].results()) == 6
+    workers[0].contribute(spec, foreign, bytes(TABLE[0][1]))
+    assert "does not own" in workers[0].error().message
+
+
+def test_weights_that_do_not_fit_the_reducers_are_refused() -> None:
+    lane = SimLane()
+    zero = Scripted(lane, 0, 1, reducers=3, weights=(3, 1))
+    assert "gives 2 weights; expected 3, one for each reducer" in zero.error().message
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_worker_that_knows_no_weights_is_named(order: tuple[int, int]) -> None:
+    """It would send chunks to lanes that do not own them."""
+    lane = SimLane()
+    options = {0: {"weights": (3, 1)}, 1: {"minor": 1}}
+    workers = [Scripted(lane, rank, 2, reducers=2, **options[rank]) for rank in order]
+    error = workers[1].error()
+    assert error.code == ErrorCode.JOIN
+    assert error.message.startswith(
+        "the reducers of job 'job' have weights, which protocol 1.1 of rank 1 does not have: "
+        "expected 1.2 or newer"
+    )
 
 
 @pytest.mark.parametrize("kind", [MessageKind.HEARTBEAT, MessageKind.STATS])

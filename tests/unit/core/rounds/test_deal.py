@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from fractions import Fraction
 
 import pytest
 
+from reducer.core.limits.charges import slot_bytes
+from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.deal import Deal
+from reducer.wire.codes import MAX_WEIGHTED, MAX_WEIGHTS
 
 CASES = [(1,), (1, 1, 1), (3, 3, 1, 1, 1, 1), (6, 6, 2, 2), (1, 1_000), (7, 5, 3, 2), (255, 254, 1)]
 CASES += [tuple(random.Random(n).choices(range(1, 64), k=2 + n)) for n in range(30)]
@@ -41,3 +45,16 @@ def test_equal_weights_take_turns() -> None:
         deal = Deal((weight,) * 7)
         for number in range(50):
             assert (deal.party(number), deal.turn(number)) == (number % 7, number // 7)
+
+
+@pytest.mark.parametrize("slots", [2, MAX_WEIGHTED])
+def test_the_deals_of_a_run_take_what_is_charged(slots: int) -> None:
+    weights = (MAX_WEIGHTS - slots + 1, *(1,) * (slots - 1))
+    live = (1,) * (slots - 1) + (0,)
+    route = Route(1, (1,) * slots, live, (1,) * slots)
+    tracemalloc.start()
+    owners = Owners(route, weights)
+    took, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert owners.owner(0, 0) == (0, 0)
+    assert slot_bytes(slots, weights) // 8 < took < slot_bytes(slots, weights)
