@@ -124,7 +124,7 @@ _WEIGHT: Final = _integers(1, MAX_WEIGHTS)
 
 
 def _weights(name: str, value: Any) -> tuple[int, ...]:
-    weights = _WEIGHT(name, value)
+    weights: tuple[int, ...] = _WEIGHT(name, value)
     if len(weights) > MAX_WEIGHTED or sum(weights) > MAX_WEIGHTS:
         raise BadFrameError(
             f"{name} must be at most {MAX_WEIGHTED} numbers with a sum of at most {MAX_WEIGHTS}, "
