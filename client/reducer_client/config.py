@@ -125,7 +125,8 @@ def resolve(
     if on_nonfinite not in get_args(OnNonfinite):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: expected one of {get_args(OnNonfinite)}")
     found = _resolve_addresses(env, addresses)
-    table = default_chunk_table(len(found.value)) if chunk_table is None else chunk_table
+    shares = check_weights(weights or (), len(found.value))
+    table = default_chunk_table(len(found.value), shares) if chunk_table is None else chunk_table
     return Settings(
         addresses=found.value,
         job=_resolve_job(env, job, found),
@@ -140,7 +141,7 @@ def resolve(
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
         chunk_table=check_chunk_table(table),
-        weights=check_weights(weights or (), len(found.value)),
+        weights=shares,
         transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
@@ -248,9 +249,14 @@ def resolve_debug(environ: Mapping[str, str] | None = None) -> tuple[Debug, str]
     return None if wanted is None else (wanted, form)
 
 
-def default_chunk_table(reducers: int) -> tuple[tuple[int, int], ...]:
-    """Rows of (minimum bytes of a round, bytes of its chunks) for this number of reducers."""
-    return tuple((least * reducers, chunk) for least, chunk in _CHUNKS_PER_REDUCER)
+def default_chunk_table(reducers: int, weights: Sequence[int] = ()) -> tuple[tuple[int, int], ...]:
+    """Rows of (minimum bytes of a round, bytes of its chunks) for this number of reducers.
+
+    If the weights differ, the reducer with the heaviest share decides, as if all shares were equal
+    to it.
+    """
+    alike = sum(weights) // max(weights) if weights else reducers
+    return tuple((least * alike, chunk) for least, chunk in _CHUNKS_PER_REDUCER)
 
 
 def check_weights(weights: Sequence[int], reducers: int) -> tuple[int, ...]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from reducer import shares
+
 # An Ethernet frame of 1514 bytes (MTU 1500) carries 1448 bytes of data over TCP with timestamps.
 HEADER_OVERHEAD = 1.045
 # Limits far beyond any cluster, but small enough that no product exceeds the range of a float.
@@ -53,19 +55,16 @@ def mixed_seconds(
 ) -> float:
     """The optimal time with R reducers if workers also sum a part of the array.
 
-    The formula 2W(W-1) / (W^2 + kW - 2k) x N / BW is from Jiang and others, "A unified architecture
-    for accelerating distributed DNN training in heterogeneous GPU/CPU clusters" (OSDI 2020),
-    section 4.1. There, k machines have the same NIC as the workers. Here k = min(W, R x BW_r / BW).
-    k = 0 is a ring, and k = W gives N / BW. Our workers sum nothing, so the difference to
+    `reducer.shares` derives the formula. Our workers sum nothing, so the difference to
     `reducer_seconds` is what a mixed design could gain.
     """
     check_count("workers", workers, MOST_WORKERS)
     check_count("reducers", reducers, _MOST_REDUCERS)
-    once = _wire_seconds(bytes, "worker_gbps", worker_gbps)
-    if workers == 1:
-        return 0.0
-    k = min(float(workers), reducers / float(rate_ratio(worker_gbps, reducer_gbps)))
-    return 2 * workers * (workers - 1) / (workers**2 + k * workers - 2 * k) * once
+    check_positive("worker_gbps", worker_gbps)
+    check_positive("reducer_gbps", reducer_gbps)
+    rate = exact(worker_gbps)
+    time = shares.least_time(workers, rate, workers * rate, reducers * exact(reducer_gbps))
+    return _wire_seconds(bytes, "worker_gbps", 1.0) * float(time)
 
 
 def ring_factor(workers: int) -> float:

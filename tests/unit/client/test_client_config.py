@@ -23,12 +23,20 @@ def resolve(environ: dict[str, str] | None = None, **arguments: Any) -> config.S
     return config.resolve(environ=BASE if environ is None else environ, **arguments)
 
 
+def test_the_heaviest_share_decides_the_chunks() -> None:
+    settings = resolve(addresses="a,b,c,d", weights=(3, 3, 1, 1))
+    assert settings.weights == (3, 3, 1, 1)
+    assert settings.chunk_table == config.default_chunk_table(2)
+    assert resolve(addresses="a,b", weights=(5, 5)).weights == ()
+
+
 def test_the_environment_is_enough() -> None:
     settings = resolve()
     assert settings.addresses == ("a:1", "b:2222")
     assert (settings.job, settings.rank, settings.world_size) == ("env-job", 1, 4)
     assert settings.run_id == ""
     assert settings.chunk_table == config.default_chunk_table(2)
+    assert settings.weights == ()
     assert (settings.transport, settings.congestion) == ("auto", "")
 
 

@@ -26,8 +26,9 @@ PACKAGES = {
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
 SHARED |= {
     f"reducer.{name}"
-    for name in ("columns", "compiled", "keyfile", "log", "nic", "parent", "system_files", "units")
+    for name in ("columns", "compiled", "keyfile", "log", "nic", "parent", "shares")
 }
+SHARED |= {"reducer.system_files", "reducer.units"}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
@@ -85,7 +86,7 @@ ALLOWED = {
     "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.serve_options"},
     "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
     "reducer_tools.nccl": {"reducer.cluster", "reducer.status", "reducer_tools.children", "numpy"},
-    "reducer_tools.planner": {"reducer.columns", "reducer.units", "matplotlib"},
+    "reducer_tools.planner": {"reducer.columns", "reducer.shares", "reducer.units", "matplotlib"},
     "reducer_tools.top": {"reducer.status", "rich"},
     "reducer_tools.cli": {*TOOLS, "reducer.cli", "reducer_client", "reducer_tools"}
     | {"click", "rich", "yaml"},
