@@ -29,6 +29,7 @@ class Options:
     repeats: int = 7
     warmup: int = 2
     loopback: bool = False
+    hosted: bool = False
     rate: str = "1gbit"
     reducer_rate: str = ""  # empty: as the workers'
     congestion: str = "cubic"
@@ -56,7 +57,13 @@ class Options:
 
 def parse_options(arguments: list[str] | None = None) -> Options:
     """Parse the command line; a bad argument ends the program with a message."""
-    return Options(**vars(_parser().parse_args(arguments)))
+    parser = _parser()
+    options = Options(**vars(parser.parse_args(arguments)))
+    if options.hosted and options.loopback:
+        parser.error("--hosted needs limited NICs: leave out --loopback")
+    if not options.reducers and not options.hosted:
+        parser.error("--reducers 0: expected at least 1, or --hosted")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=parse, default=value, help=help)
 
     add("workers", _at_least(1), "ranks, each on a host of its own")
-    add("reducers", _at_least(1), "reducers, each on a host of its own")
+    add("reducers", _at_least(0), "reducers, each on a host of its own")
+    parser.add_argument(
+        "--hosted",
+        action="store_true",
+        help="a reducer on each worker's host as well, with the shares that need the least time",
+    )
     add("lanes", _at_least(1), "lanes of each reducer")
     add("sizes", _list(_size), "bytes of the arrays: 4K,64K,1M,64M,256M")
     parser.add_argument(

@@ -87,6 +87,8 @@ def _setup(options: Options, site: Site, addresses: list[str], folder: Path) -> 
     connect: dict[str, Any] = {}
     if options.chunk_table:
         connect["chunk_table"] = options.chunk_table
+    if site.weights:
+        connect["weights"] = site.weights
     if options.transport:
         connect["transport"] = options.transport
     return {
@@ -108,6 +110,7 @@ def _topology(options: Options, site: Site, words: list[Line]) -> Line:
     return {
         "workers": options.workers,
         "reducers": options.reducers,
+        "hosted": options.hosted,
         "lanes": options.lanes,
         "rate": rate,
         "reducer_rate": reducer_rate,

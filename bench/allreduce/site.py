@@ -6,22 +6,28 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 
 from bench.allreduce import mpi
 from bench.allreduce.contenders import MPI
 from bench.allreduce.options import Options
 from bench.fleet import OneHost, Place, ThisMachine
 from bench.netlab import Lab, LabError, Nic
+from reducer.shares import best_shares, weights_of
 
 
 @dataclass(frozen=True)
 class Site:
-    """The hosts of the programs. ``interface`` carries their traffic."""
+    """The hosts of the programs. ``interface`` carries their traffic.
+
+    ``weights``: the shares of the reducers; none if they are equal.
+    """
 
     place: Place
     workers: list[str]
     reducers: list[str]
     interface: str
+    weights: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -40,7 +46,19 @@ def _lab(options: Options) -> Generator[Site]:
     if MPI in options.peers:
         nics[mpi.HOST] = Nic()
     with Lab(nics, options.congestion) as lab:
-        yield Site(lab, workers, reducers, "eth0")
+        hosts, weights = _shared(options, workers, reducers) if options.hosted else (reducers, ())
+        yield Site(lab, workers, hosts, "eth0", weights)
+
+
+def _shared(
+    options: Options, workers: list[str], dedicated: list[str]
+) -> tuple[list[str], tuple[int, ...]]:
+    """The hosts of all reducers that get a share, and their weights."""
+    rate, dedicated_rate = (Fraction(Nic(r).bytes_per_second or 0) for r in options.rates)
+    best = best_shares([rate] * len(workers), [dedicated_rate] * len(dedicated))
+    weights = weights_of([*best.dedicated, *best.hosted])
+    used = [pair for pair in zip([*dedicated, *workers], weights, strict=True) if pair[1]]
+    return [host for host, _ in used], tuple(weight for _, weight in used)
 
 
 @contextmanager

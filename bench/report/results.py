@@ -9,10 +9,12 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from bench.netlab import Nic
+from reducer.shares import least_time
 
 Line = dict[str, Any]
 REDUCERS = "reducers"
@@ -42,6 +44,7 @@ class Topology:
     transport: str
     chunk_table: str
     credit: str
+    hosted: bool = False  # a reducer on each worker's host as well
 
     @property
     def bandwidth(self) -> float | None:
@@ -127,8 +130,8 @@ class Series:
     def bound(self) -> float | None:
         """Minimum time that the NICs need, including headers; None without a limit.
 
-        For reducers max(N/BW, n N/(R BW of a reducer)), for others a ring's 2(n-1)/n N/BW, with N
-        in bytes on the wire.
+        For reducers max(N/BW, n N/(R BW of a reducer)), with hosted ones the time of
+        `reducer.shares`, for others a ring's 2(n-1)/n N/BW, with N in bytes on the wire.
         """
         at = self.topology
         if at.bandwidth is None:
@@ -136,6 +139,10 @@ class Series:
         line = self.wire_size / at.bandwidth * HEADERS
         if self.contender not in _OVER_REDUCERS:
             return line * at.ring_share
+        if at.hosted:
+            rate, dedicated = Fraction(at.bandwidth), Fraction(at.reducer_bandwidth or at.bandwidth)
+            n, k = at.workers, at.reducers
+            return self.wire_size * HEADERS * float(least_time(n, rate, n * rate, k * dedicated))
         share = at.workers * at.bandwidth / (at.reducers * (at.reducer_bandwidth or at.bandwidth))
         return line * max(1.0, share)
 
@@ -232,7 +239,7 @@ def collect(lines: Iterable[Line]) -> list[Run]:
 
 def _series(turns: Sequence[Line]) -> Series:
     first = turns[0]
-    hosts = {item.name: first[item.name] for item in fields(Topology)}
+    hosts = {item.name: first[item.name] for item in fields(Topology) if item.name in first}
     return Series(
         topology=Topology(**hosts),
         contender=first["contender"],

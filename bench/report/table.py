@@ -70,7 +70,9 @@ def describe(at: Topology) -> str:
     if at.reducer_rate != at.rate:
         nics += f", reducers' {at.reducer_rate}"
     lanes = "" if at.lanes == 1 else f" of {at.lanes} lanes"
-    return f"{at.workers} workers, {at.reducers} reducer{'s' * (at.reducers > 1)}{lanes}, {nics}"
+    reducers = f"{at.reducers} reducer{'s' * (at.reducers != 1)}"
+    hosted = f" and {at.workers} hosted ones" if at.hosted else ""
+    return f"{at.workers} workers, {reducers}{hosted}{lanes}, {nics}"
 
 
 def short_size(size: int) -> str:

@@ -97,6 +97,23 @@ def test_limited_nics_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_reducers_on_the_hosts_of_workers_move_what_a_ring_moves(tmp_path: Path) -> None:
+    try:
+        with Lab({"host": Nic("1gbit")}):
+            pass
+    except LabError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    table, lines = measure(
+        *(tmp_path / "results.jsonl", "--workers", "3", "--reducers", "0", "--hosted"),
+        *("--rate", "400mbit", "--sizes", "8M", "--peers", "none"),
+    )
+    assert "3 workers, 0 reducers and 3 hosted ones, 400mbit NICs" in table
+    (line,) = lines
+    ring = 2 * (3 - 1) / 3 * (8 << 20)
+    assert ring < line["nic_sent"] < 1.1 * ring
+
+
+@pytest.mark.long
 def test_the_plugin_for_nccl_is_a_contender(tmp_path: Path) -> None:
     table, lines = measure(
         *(tmp_path / "results.jsonl", "--loopback", "--reducers", "2", "--sizes", "5M"),
