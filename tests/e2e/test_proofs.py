@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import reducer_client
+from reducer.wire.codes import PROTOCOL_MINOR
 from reducer.wire.header import PREFACE_SIZE
 from reducer_client import ProtocolVersionError, ReducerUnavailableError
 from tests.support.certs import Files
@@ -113,7 +114,7 @@ def test_another_protocol_version_names_both(proof: Proof) -> None:
         join(0, 1, [impostor.address], "proof", connect_timeout=30, **proof.options)
     assert time.monotonic() - start < 30 - AT_ONCE, "retried without need"
     text = str(caught.value)
-    assert "1.1" in text and "9.2" in text and impostor.address in text
+    assert f"1.{PROTOCOL_MINOR}" in text and "9.2" in text and impostor.address in text
 
 
 def test_a_listener_that_is_silent_is_tried_again(proof: Proof) -> None:

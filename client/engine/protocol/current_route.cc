@@ -1,5 +1,7 @@
 #include "protocol/current_route.h"
 
+#include <algorithm>
+
 #include "protocol/messages.h"
 
 namespace ors {
@@ -7,6 +9,7 @@ namespace ors {
 void CurrentRoute::begin(std::vector<uint32_t> lanes_by_slot,
                          const std::vector<uint32_t>& weights) {
   weights_ = weights;
+  if (!weights.empty()) heaviest_ = *std::max_element(weights.begin(), weights.end());
   by_slot_.resize(lanes_by_slot.size());
   for (uint32_t at = 0; at < by_slot_.size(); ++at) by_slot_[lanes_.reducers()[at].slot] = at;
   take(Route::first(std::move(lanes_by_slot)));

@@ -20,6 +20,10 @@ class CurrentRoute {
   const Route& route() const { return route_; }
   const Owners& owners() const { return owners_; }
   const std::vector<uint32_t>& weights() const { return weights_; }
+  // Returns `size` for the heaviest slots, and less for others, in proportion to their weights.
+  uint64_t part_of(uint32_t slot, uint64_t size) const {
+    return weights_.empty() ? size : size * weights_[slot] / heaviest_;
+  }
 
   bool live(const Reducer& reducer) const { return route_.live[reducer.slot] != 0; }
   bool live(uint32_t slot) const { return route_.live[slot] != 0; }
@@ -45,6 +49,7 @@ class CurrentRoute {
   Lanes& lanes_;
   Route route_;
   std::vector<uint32_t> weights_;  // by slot; none: all slots are equal
+  uint32_t heaviest_ = 1;
   Owners owners_;
   std::vector<uint32_t> by_slot_;  // index in Lanes::reducers(), by slot
 };

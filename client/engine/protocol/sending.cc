@@ -13,6 +13,12 @@ namespace {
 // flight, so it is below the limit.
 constexpr uint64_t kRoundInFlight = 512 << 10;
 constexpr uint64_t kRoundInFlightChunks = 4;
+// The same if the reducers have different weights. The heaviest may have this much in flight and
+// the others less, in proportion: so the chunks of all of them are sent at the rates of their
+// shares. With more in flight, the chunks of light reducers queue in front of those of heavy ones.
+// (4 workers with hosted reducers, 2 dedicated ones, 300 Mbit/s, for a least time of 1.254
+// N/BW: 1.265 with this limit, 1.310 with 512 KiB, 1.626 with 1 MiB, 1.645 without the proportion.)
+constexpr uint64_t kWeightedInFlight = 256 << 10;
 
 }  // namespace
 
@@ -74,10 +80,11 @@ Share* Sending::next_share(Lane* lane, bool* on_grant) {
     *on_grant = true;
     return granted;
   }
-  const auto below_limit = [](const Share* share) {
-    const uint64_t limit =
-        std::max(kRoundInFlight, kRoundInFlightChunks * share->round->plan.chunk_bytes());
-    return share->unanswered < limit;
+  const uint32_t slot = lanes_.reducer_of(*lane).slot;
+  const auto below_limit = [&](const Share* share) {
+    const uint64_t least = current_route_.weights().empty() ? kRoundInFlight : kWeightedInFlight;
+    const uint64_t chunks = kRoundInFlightChunks * share->round->plan.chunk_bytes();
+    return share->unanswered < current_route_.part_of(slot, std::max(least, chunks));
   };
   for (const Lane::Queued& queued : queue) {
     if (!sendable(queued.share)) continue;  // sent on a grant, or not copied yet

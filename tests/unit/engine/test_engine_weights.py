@@ -7,7 +7,7 @@ import pytest
 
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
-from tests.support.one_worker import FLOATS, ROOMY, Worker, decoded, route
+from tests.support.one_worker import CHUNK, FLOATS, ROOMY, Worker, decoded, route
 
 
 def weighted(weights: tuple[int, ...], rank: int) -> Worker:
@@ -16,11 +16,11 @@ def weighted(weights: tuple[int, ...], rank: int) -> Worker:
     worker = Worker(rank=rank, reducers=len(weights), weights=given)
     (hello,) = decoded(worker.sent(), messages.Hello)
     assert hello.weights == given
-    worker.welcome(credit=ROOMY, weights=weights)
+    worker.welcome(credit=16 * ROOMY, weights=weights)
     worker.connect()
     for reducer in range(1, len(weights)):
         worker.sent(reducer)
-        worker.welcome(reducer, credit=ROOMY, weights=weights)
+        worker.welcome(reducer, credit=16 * ROOMY, weights=weights)
     assert worker.state.joined
     return worker
 
@@ -35,6 +35,12 @@ def shares(worker: Worker, chunks: int) -> list[set[int]]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_reducer_gets_its_share(rank: int) -> None:
     assert [len(chunks) for chunks in shares(weighted((4, 2, 1), rank), 21)] == [12, 6, 3]
+
+
+def test_what_is_in_flight_is_in_proportion_to_the_shares() -> None:
+    """Else chunks of light reducers would queue in front of those of heavy ones."""
+    in_flight = shares(weighted((4, 1), 0), 400)
+    assert [len(chunks) * CHUNK for chunks in in_flight] == [256 << 10, 64 << 10]
 
 
 def test_the_heirs_of_a_dead_reducer_get_shares_of_its_share() -> None:
