@@ -84,7 +84,8 @@ Share* Sending::next_share(Lane* lane, bool* on_grant) {
   const auto below_limit = [&](const Share* share) {
     const uint64_t least = current_route_.weights().empty() ? kRoundInFlight : kWeightedInFlight;
     const uint64_t chunks = kRoundInFlightChunks * share->round->plan.chunk_bytes();
-    return share->unanswered < current_route_.part_of(slot, std::max(least, chunks));
+    const uint64_t limit = current_route_.part_of(slot, std::max(least, chunks));
+    return share->unanswered + cost(share) <= std::max(limit, cost(share));
   };
   for (const Lane::Queued& queued : queue) {
     if (!sendable(queued.share)) continue;  // sent on a grant, or not copied yet
