@@ -84,7 +84,7 @@ def test_interfaces_are_chosen_as_nccl_chooses_them() -> None:
 
 
 def _all_lines(rank: int, world: int) -> list[str]:
-    os.environ.pop("REDUCER_IO_THREADS", None)  # the number of loops that the whole run of tests has
+    os.environ.pop("REDUCER_IO_THREADS", None)  # else its value, not its default, is printed
     enter(["a"])
     coll = CollNet(NCCL_PLUGIN, 8)
     coll.init()
