@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
-# The most that weights add up to: so every share is right to 1/1024 of the array.
+# What weights add up to at most: then every share is right to 1/1024 of the array.
 MOST_WEIGHT = 1_024
 
 
@@ -79,18 +79,11 @@ def best_shares(workers: Sequence[Fraction], dedicated: Sequence[Fraction]) -> S
     return Shares(_spread(1 - sum(taken, Fraction()), spare), taken, time)
 
 
-def dedicated_shares(workers: Sequence[Fraction], dedicated: Sequence[Fraction]) -> Shares:
-    """The shares without hosted reducers: in proportion to the rates."""
-    n, rate = len(workers), sum(dedicated, Fraction())
-    shares = _spread(Fraction(1), dedicated)
-    return Shares((Fraction(),) * n, shares, max(1 / min(workers), n / rate))
-
-
 def weights_of(shares: Sequence[Fraction]) -> tuple[int, ...]:
     """Whole numbers in the ratio of the shares, or close to it; a share of 0 stays 0.
 
-    The numbers add up to MOST_WEIGHT at most, unless there are more shares than that; each differs
-    from its exact part by less than one, or is raised to 1.
+    The numbers add up to MOST_WEIGHT at most, not counting those that are raised to 1. Every other
+    number differs from its exact part of MOST_WEIGHT by less than one.
 
     >>> weights_of([Fraction(3, 10), Fraction(3, 10), Fraction(2, 10), Fraction(2, 10)])
     (3, 3, 2, 2)

@@ -139,12 +139,12 @@ class Series:
         line = self.wire_size / at.bandwidth * HEADERS
         if self.contender not in _OVER_REDUCERS:
             return line * at.ring_share
+        of_reducers = at.reducers * (at.reducer_bandwidth or at.bandwidth)
         if at.hosted:
-            rate, dedicated = Fraction(at.bandwidth), Fraction(at.reducer_bandwidth or at.bandwidth)
-            n, k = at.workers, at.reducers
-            return self.wire_size * HEADERS * float(least_time(n, rate, n * rate, k * dedicated))
-        share = at.workers * at.bandwidth / (at.reducers * (at.reducer_bandwidth or at.bandwidth))
-        return line * max(1.0, share)
+            rate = Fraction(at.bandwidth)
+            time = least_time(at.workers, rate, at.workers * rate, Fraction(of_reducers))
+            return self.wire_size * HEADERS * float(time)
+        return line * max(1.0, at.workers * at.bandwidth / of_reducers)
 
     @property
     def to_bound(self) -> float | None:

@@ -10,7 +10,7 @@ PROTOCOL_MINOR: Final = 2
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
-MAX_EARLY_BYTES: Final = 4_096  # per control frame before WELCOME; a HELLO has at most 1,000
+MAX_EARLY_BYTES: Final = 4_096  # per control frame before WELCOME; a HELLO has at most 2,000
 MAX_CONTROL_DEPTH: Final = 8
 MAX_CONTROL_ITEMS: Final = 4_096
 MAX_CONTROL_VALUES: Final = 1_024

@@ -13,11 +13,12 @@ namespace {
 // flight, so it is below the limit.
 constexpr uint64_t kRoundInFlight = 512 << 10;
 constexpr uint64_t kRoundInFlightChunks = 4;
-// The same if the reducers have different weights. The heaviest may have this much in flight and
-// the others less, in proportion: so the chunks of all of them are sent at the rates of their
-// shares. With more in flight, the chunks of light reducers queue in front of those of heavy ones.
-// (4 workers with hosted reducers, 2 dedicated ones, 300 Mbit/s, for a least time of 1.254
-// N/BW: 1.265 with this limit, 1.310 with 512 KiB, 1.626 with 1 MiB, 1.645 without the proportion.)
+// The same if the reducers have different weights. This is the limit of the heaviest reducers; that
+// of the others is smaller, in proportion. All reducers then get their chunks at the rates of their
+// shares. With larger limits, the chunks of light reducers fill the queues of the NICs first, and
+// the heavy reducers wait. (4 workers with hosted reducers and 2 dedicated ones, 300 Mbit/s, least
+// time 1.254 N/BW: 1.265 with this limit, 1.310 with 512 KiB, 1.626 with 1 MiB, and 1.645 with 512
+// KiB for every reducer.)
 constexpr uint64_t kWeightedInFlight = 256 << 10;
 
 }  // namespace

@@ -38,9 +38,9 @@ def test_each_reducer_gets_its_share(rank: int) -> None:
 
 
 def test_what_is_in_flight_is_in_proportion_to_the_shares() -> None:
-    """Else chunks of light reducers would queue in front of those of heavy ones."""
-    in_flight = shares(weighted((4, 1), 0), 400)
-    assert [len(chunks) * CHUNK for chunks in in_flight] == [256 << 10, 64 << 10]
+    """Otherwise the chunks of light reducers would fill the queues of the NICs first."""
+    in_flight = [len(chunks) for chunks in shares(weighted((7, 2), 0), 900)]
+    assert in_flight == [(256 << 10) // CHUNK, (256 << 10) * 2 // 7 // CHUNK] == [64, 18]
 
 
 def test_the_heirs_of_a_dead_reducer_get_shares_of_its_share() -> None:

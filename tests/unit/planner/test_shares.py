@@ -12,7 +12,6 @@ from reducer.shares import (
     MOST_WEIGHT,
     Shares,
     best_shares,
-    dedicated_shares,
     least_time,
     weights_of,
 )
@@ -70,16 +69,6 @@ def test_no_other_shares_are_faster(seed: int) -> None:
         if total:
             other = [part / total for part in moved]
             assert slowest_nic(other, len(workers), workers, dedicated) >= best.time
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_dedicated_reducers_alone_share_by_their_rates(seed: int) -> None:
-    rng = random.Random(seed)
-    workers, dedicated = rates(rng, rng.randrange(1, 7)), rates(rng, rng.randrange(1, 5))
-    alone = dedicated_shares(workers, dedicated)
-    assert sum(alone.dedicated) == 1 and not any(alone.hosted)
-    assert slowest_nic(alone.dedicated, 0, workers, dedicated) == alone.time
-    assert alone.time >= best_shares(workers, dedicated).time
 
 
 def test_one_worker_needs_no_nic_and_two_need_no_dedicated_reducer() -> None:
