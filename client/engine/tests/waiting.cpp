@@ -232,9 +232,29 @@ void test_signal() {
   waiter.join();
 }
 
+// A thread that has to wait for the mutex of the state counts the wait and its time.
+void test_waits_are_counted() {
+  ors::Options options;
+  options.addresses = {"127.0.0.1:1"};
+  ors::Shared shared(std::move(options), {}, nullptr, nullptr);
+  auto held = shared.lock();
+  CHECK(shared.lock_waits == 0);
+  std::atomic<bool> begun{false};
+  std::thread waiter([&shared, &begun] {
+    begun = true;
+    (void)shared.lock();
+  });
+  while (!begun) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  held.unlock();
+  waiter.join();
+  CHECK(shared.lock_waits == 1 && shared.lock_seconds > 0);
+}
+
 }  // namespace
 
 int main() {
+  test_waits_are_counted();
   test_many_waiters();
   test_timeout();
   test_ends();
