@@ -33,7 +33,7 @@ std::vector<std::string> spread_keys(size_t count, size_t reducers) {
 
 Group::Group(const Options& options, Secret key)
     : options_(options),
-      engine_(options, std::move(key)),
+      engine_(options, Trust{std::move(key), nullptr}),
       keys_(spread_keys(std::max(kCollRequests, options.addresses.size()),
                         options.addresses.size())) {
   for (CollRequest& request : requests_) request.group = this;

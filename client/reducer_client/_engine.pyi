@@ -61,10 +61,14 @@ class Engine:
         worker_silence: float = 5.0,
         io_threads: int = 0,
         weights: Sequence[int] = (),
+        hosted: Sequence[Sequence[int]] = (),
+        hosted_key: bytes = b"",
     ) -> None:
         """Open no connection yet.
 
         `key` is the job's key of 32 bytes; b"" means none. The engine zeroes its copy at the end.
+        The last `len(hosted)` addresses are of hosted reducers, each with the ranks on its machine,
+        ascending. They use `hosted_key`; all others use `key` or `tls`.
         `tls` names the PEM files of the certificate, its private key and the CA. `timeline` is the
         folder for a trace file of the rounds; "" means none.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -58,6 +58,17 @@ MAX_IO_THREADS = 16
 OnOverflow = Literal["flag", "error"]
 OnNonfinite = Literal["propagate", "error"]
 Transport = Literal["auto", "tcp"]
+Hosted = Literal["auto"] | bool
+_HOSTED: dict[str, Hosted] = {
+    **dict.fromkeys(("", "auto"), "auto"),
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+# Where the ranks of a job without reducers meet: this many above MASTER_PORT, where torch listens.
+_MEETING_PORT_OFFSET = 1
+_MEETING_PORT = 2224
+# A network for documentation (RFC 5737): the default route leads there.
+_ELSEWHERE = "192.0.2.1"
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,126 @@ class Settings:
     digest_every: int
     io_threads: int
     timeline: str
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """What a worker wants and knows about hosted reducers.
+
+    Attributes:
+        wanted: ``"auto"``, True or False.
+        interface: the interface whose address the hosted reducer has; "" means the route decides.
+        toward: a host that the route to the other machines is looked up for.
+        ports: first and last port for the hosted reducer; (0, 0) means any free port.
+        gbps: rate of this machine's NIC in Gbit/s; 0 if not given.
+        dedicated_gbps: rates of the dedicated reducers; one value holds for all.
+        congestion: TCP congestion control of the hosted reducer; "" means the system's.
+    """
+
+    wanted: Hosted
+    interface: str
+    toward: str
+    ports: tuple[int, int]
+    gbps: float
+    dedicated_gbps: tuple[float, ...]
+    congestion: str
+
+    def with_weights_given(self) -> Hosting:
+        """The same where the program gives weights, which are for dedicated reducers only."""
+        if self.wanted is True:
+            raise ValueError(
+                "weights and hosted=True: expected one of them, because the client chooses the "
+                "weights of hosted reducers"
+            )
+        return replace(self, wanted=False)
+
+
+def resolve_hosting(
+    hosted: Hosted | None = None,
+    congestion: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Hosting:
+    """The settings of hosted reducers. Raises ValueError, which names the bad value."""
+    env = os.environ if environ is None else environ
+    if hosted is None:
+        text = env.get("REDUCER_HOSTED", "").strip().lower()
+        if text not in _HOSTED:
+            raise ValueError(f"REDUCER_HOSTED={text!r}: expected auto, 1 or 0")
+        hosted = _HOSTED[text]
+    elif hosted not in ("auto", True, False):
+        raise ValueError(f'hosted={hosted!r}: expected "auto", True or False')
+    rates = env.get("REDUCER_DEDICATED_GBPS", "")
+    master, _ = cluster.find_master(env)
+    own_rates = _rates("REDUCER_GBPS", env.get("REDUCER_GBPS", ""))
+    if len(own_rates) > 1:
+        raise ValueError(f"REDUCER_GBPS={env['REDUCER_GBPS']!r}: expected one rate")
+    return Hosting(
+        wanted=hosted,
+        interface=env.get("REDUCER_SOCKET_IFNAME", ""),
+        toward=_ELSEWHERE if master is None else master.value,
+        ports=_resolve_ports(env),
+        gbps=own_rates[0] if own_rates else 0.0,
+        dedicated_gbps=_rates("REDUCER_DEDICATED_GBPS", rates),
+        congestion=_resolve_congestion(env, congestion),
+    )
+
+
+def find_dedicated(
+    addresses: str | Sequence[str] | None, environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The addresses of the dedicated reducers; empty if none are configured."""
+    found = cluster.find_addresses(os.environ if environ is None else environ, addresses)
+    return () if found is None else found.value
+
+
+def needs_meeting(
+    hosting: Hosting, dedicated: int, world_size: int, *, several_machines: bool, tls: bool
+) -> bool:
+    """Whether the ranks must meet before they join, because there may be hosted reducers.
+
+    ``several_machines``: whether the ranks may be on more than one machine. Raises ValueError if
+    only hosted reducers are left and the program has certificates.
+    """
+    if hosting.wanted != "auto":
+        return hosting.wanted
+    if tls and not dedicated:
+        raise ValueError(
+            "certificates (REDUCER_TLS_CERT, ...) without reducer addresses (REDUCER_ADDRS): "
+            "reducers that the workers host have a key but do not encrypt; hosted=True or "
+            "REDUCER_HOSTED=1 accepts this"
+        )
+    # With certificates, no connection may lack encryption unless the program asks for that.
+    return not dedicated or (world_size > dedicated and several_machines and not tls)
+
+
+def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) -> str:
+    """The address at which the ranks of a job without reducers meet.
+
+    It is ``REDUCER_MEETING``, else MASTER_ADDR with the port after MASTER_PORT (else 2224), else
+    loopback if all ranks run on one machine. Raises ValueError if none of these is known.
+    """
+    env = os.environ if environ is None else environ
+    given = env.get("REDUCER_MEETING", "")
+    if given:
+        return cluster.normalize_address(given)
+    master, port = cluster.find_master(env)
+    if master is not None:
+        number = _MEETING_PORT if port is None else port.value + _MEETING_PORT_OFFSET
+        host = master.value
+        return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+    if not one_machine:
+        raise ValueError(
+            "no reducer addresses (REDUCER_ADDRS), so the workers host the reducers, but there is "
+            "no address where the workers could meet: set MASTER_ADDR to the host of rank 0, or "
+            "REDUCER_MEETING to a host and port on its machine"
+        )
+    return f"127.0.0.1:{_MEETING_PORT}"
+
+
+def find_job_of_workers(job: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """The name of a job that has only hosted reducers, which serve no other job."""
+    found = cluster.find_job(os.environ if environ is None else environ, job, None)
+    return cluster.OWN_CLUSTER_JOB if found is None else found.value
 
 
 def resolve(
@@ -301,6 +432,13 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
     return table
 
 
+def find_world_size(
+    rank: int | None, world_size: int | None, environ: Mapping[str, str] | None = None
+) -> int:
+    """The world size. Raises ValueError if rank or world size are not known."""
+    return _resolve_ranks(os.environ if environ is None else environ, rank, world_size)[1]
+
+
 def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | None, int | None]:
     """(local rank, number of ranks on this host) from the launcher's variables, else None."""
     local_rank, size = cluster.find_local_ranks(os.environ if environ is None else environ)
@@ -316,8 +454,13 @@ def daemon_environment() -> dict[str, str]:
     The daemon's options come only from its arguments.
     """
     # The daemon needs our security mode, or the client would refuse it.
-    kept = {"REDUCER_KERNELS", "REDUCER_KEY_FILE"}
-    kept |= {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA", "REDUCER_TIMELINE"}
+    kept = {"REDUCER_KEY_FILE", "REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA"}
+    return hosted_environment(kept)
+
+
+def hosted_environment(also: Collection[str] = ()) -> dict[str, str]:
+    """The environment of a hosted reducer, whose key is an argument, and the variables `also`."""
+    kept = {"REDUCER_KERNELS", "REDUCER_TIMELINE", *also}
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
 
 
@@ -332,7 +475,7 @@ def resolve_run(
     """
     env = os.environ if environ is None else environ
     token = secrets.token_hex(8)
-    found_job = cluster.find_job(env, job, _resolve_addresses(env, addresses))
+    found_job = cluster.find_job(env, job, cluster.find_addresses(env, addresses))
     found_run = cluster.find_run_id(env)
     return (
         f"torch-{token}" if found_job is None else found_job.value,
@@ -363,7 +506,7 @@ def _resolve_addresses(
             "no reducer addresses: give them (connect([...]), or --addresses of a command), or set "
             "REDUCER_ADDRS=host:port,host:port. "
             "CLUSTER_SPEC, TF_CONFIG and REDUCER_SERVICE name none (`reducer env` shows what is "
-            "found)"
+            "found). Workers can host reducers themselves (hosted=True, REDUCER_HOSTED=1)"
         )
     return found
 
@@ -477,6 +620,30 @@ def _resolve_io_threads(env: Mapping[str, str], given: int | None) -> int:
             f"io_threads={threads}: expected 1 to {MAX_IO_THREADS}, or 0 for the default"
         )
     return threads
+
+
+def _resolve_ports(env: Mapping[str, str]) -> tuple[int, int]:
+    text = env.get("REDUCER_HOSTED_PORTS", "").strip()
+    first, dash, last = text.partition("-")
+    try:
+        ports = (int(first or 0), int((last if dash else first) or 0))
+    except ValueError:
+        ports = (-1, -1)
+    if not (ports == (0, 0) or 1 <= ports[0] <= ports[1] <= 65535):
+        raise ValueError(
+            f"REDUCER_HOSTED_PORTS={text!r}: expected a port or FIRST-LAST, from 1 to 65535"
+        )
+    return ports
+
+
+def _rates(variable: str, text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        rates = (-1.0,)
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise ValueError(f"{variable}={text!r}: expected Gbit/s above 0")
+    return rates
 
 
 def _resolve_integer(env: Mapping[str, str], name: str, given: int | None) -> int:

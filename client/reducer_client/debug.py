@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from reducer import __version__, log
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer_client.config import Settings, resolve_debug
 
 if TYPE_CHECKING:
-    from reducer_client.config import Settings
     from reducer_client.engine import Engine
 
 ROOT = "reducer_client"
@@ -23,6 +23,13 @@ join_logger = logging.getLogger(f"{ROOT}.join")
 rounds_logger = logging.getLogger(f"{ROOT}.rounds")
 
 _handler: logging.Handler | None = None
+
+
+def follow_environment() -> None:
+    """Do what REDUCER_DEBUG asks for. Raises ValueError for a bad value."""
+    wanted = resolve_debug()
+    if wanted is not None:
+        set_up(*wanted)
 
 
 def set_up(wanted: log.Debug, form: str) -> None:

@@ -20,6 +20,7 @@ from reducer_client.dtypes import Op, WireDtype, find_dtype, find_reduction, nar
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
+from reducer_client.hosted.reducers import Reducers
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.reports import StallReports
 from reducer_client.work import Timeout, Work, WorkContext
@@ -40,8 +41,9 @@ class Group:
     may come in any order. Keys that begin with ``~`` are reserved for the client.
     """
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(self, settings: Settings, engine: Engine, reducers: Reducers) -> None:
         self._settings = settings
+        self._reducers = reducers
         self._engine = engine
         self._end_on_interrupt = EndOnInterrupt(lambda _: engine.abort())
         self._about = about(settings)
@@ -58,7 +60,7 @@ class Group:
         self._run_id = engine.run_id
         self._unnamed = {kind: KeysInTurn(f"~{kind}", self.reducers) for kind in _KINDS}
         self._completer = Completer(engine, reports)
-        self._end = weakref.finalize(self, _shut_down, engine, self._completer)
+        self._end = weakref.finalize(self, _shut_down, engine, self._completer, reducers)
 
     @property
     def rank(self) -> int:
@@ -79,6 +81,16 @@ class Group:
     def job(self) -> str:
         """The name of the job."""
         return self._settings.job
+
+    @property
+    def settings(self) -> Settings:
+        """The settings with which the group was made."""
+        return self._settings
+
+    @property
+    def reducers_in_use(self) -> Reducers:
+        """The reducers at the start of the job, dedicated and hosted."""
+        return self._reducers
 
     @property
     def reducers(self) -> int:
@@ -444,6 +456,7 @@ class Group:
             leave()
         finally:
             self._completer.stop()
+            self._reducers.stop()
 
     def _submit(
         self,
@@ -533,11 +546,12 @@ def wait_all_or_end(
             raise
 
 
-def _shut_down(engine: Engine, completer: Completer) -> None:
+def _shut_down(engine: Engine, completer: Completer, reducers: Reducers) -> None:
     """Close a group that is garbage or still open at exit. Waits only 2 s for the other ranks."""
     if not engine.forked:
         engine.close(2.0)
         completer.stop()
+        reducers.stop()
 
 
 def _checked(key: str) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from reducer.wire.handshake import job_key
 from reducer_client import config, debug
 from reducer_client.engine import Engine, EngineError
 from reducer_client.errors import from_engine
 from reducer_client.group import Group
+from reducer_client.hosted.forming import form
+from reducer_client.hosted.reducers import Reducers
+from reducer_client.meeting_place import GroupMeeting, reducer_of_rank_0
 
 
 def connect(
@@ -32,6 +39,7 @@ def connect(
     digest_every: int | None = None,
     io_threads: int | None = None,
     timeline: str | None = None,
+    hosted: config.Hosted | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -95,6 +103,11 @@ def connect(
             Chrome traces such as Perfetto; "" means none. The folder must be on a local disk,
             because a file system that hangs would delay the rounds. By default
             ``REDUCER_TIMELINE``.
+        hosted: whether reducers run on the workers' machines, too, one on each; rank 0's client and
+            one client on every other machine start them. ``"auto"`` does so if there are no other
+            reducers, or if the launcher's variables show more workers than reducers, on several
+            machines, and hosted reducers shorten the network time. True and False decide. By
+            default ``REDUCER_HOSTED``, else ``"auto"``. Equal on all ranks. See docs/hosted.md.
         key: the reducers' key as bytes, for programs that fetch secrets themselves.
         key_file: file with the reducers' key or this job's key, as ``reducer keygen`` writes it;
             "" means none. Every reducer must prove that it has the key. By default
@@ -110,15 +123,24 @@ def connect(
         TypeError: ``key`` is not bytes.
         AuthenticationError: a reducer has neither our key nor a valid certificate, refuses ours, or
             has another security mode; or this machine has no OpenSSL.
-        ReducerUnavailableError: no reducer answered at an address within ``connect_timeout``.
-        JoinError: the ranks contradict each other, or some did not join in ``connect_timeout``.
+        ReducerUnavailableError: no reducer answered at an address within ``connect_timeout``, or a
+            hosted reducer did not start.
+        JoinError: the ranks contradict each other, some did not join in ``connect_timeout``, or a
+            rank does not reach the hosted reducer of another machine.
         QuotaExceededError: a reducer has too little free memory for the job, or the job would
             exceed its share of runs, connections or reducers.
         ProtocolError: the process at an address is not a reducer, or (ProtocolVersionError) has
             another major version of the protocol.
     """
-    settings = config.resolve(
-        addresses,
+    debug.follow_environment()
+    dedicated = config.find_dedicated(addresses)
+    hosting = config.resolve_hosting(hosted, congestion)
+    if weights:
+        hosting = hosting.with_weights_given()
+    if not dedicated and hosting.wanted:
+        job = config.find_job_of_workers(job)
+    resolve = partial(
+        config.resolve,
         job=job,
         rank=rank,
         world_size=world_size,
@@ -131,7 +153,6 @@ def connect(
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
         chunk_table=chunk_table,
-        weights=weights,
         transport=transport,
         congestion=congestion,
         source=source,
@@ -139,17 +160,51 @@ def connect(
         io_threads=io_threads,
         timeline=timeline,
     )
-    wanted = config.resolve_debug()
-    if wanted is not None:
-        debug.set_up(*wanted)
-    job_key = config.resolve_key(settings.job, key, key_file)
+    trust = partial(resolve_trust, key, key_file, tls_cert, tls_key, tls_ca)
+    size = config.find_world_size(rank, world_size)
+    _, here = config.find_local_ranks()
+    tls = config.resolve_tls(tls_cert, tls_key, tls_ca) is not None
+    reducers = None
+    if config.needs_meeting(
+        hosting, len(dedicated), size, several_machines=(here or size) < size, tls=tls
+    ):
+        reducers = _meet(resolve, hosting, dedicated, trust, one_machine=here == size)
+        addresses, weights = reducers.addresses, reducers.weights
+    settings = resolve(addresses, weights=weights)
+    return join(settings, trust(job=settings.job), reducers or Reducers(settings.addresses))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How the dedicated reducers and this worker prove who they are."""
+
+    key: bytes = field(default=b"", repr=False)
+    tls: tuple[str, str, str] | None = None
+
+
+def resolve_trust(
+    key: bytes | None = None,
+    key_file: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+    *,
+    job: str,
+) -> Trust:
+    """Find the job's key or the certificates. Raises ValueError, also if both are given."""
+    of_job = config.resolve_key(job, key, key_file)
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
-    if job_key and tls:
+    if of_job and tls:
         raise ValueError(
             "expected a key (key, key_file or REDUCER_KEY_FILE) or certificates (tls_cert, "
             "REDUCER_TLS_CERT, ...), got both: leave one of them out; an argument that is "
             '"" takes precedence over its variable'
         )
+    return Trust(of_job, tls)
+
+
+def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
+    """Connect the engine to these reducers. An error ends the hosted reducer of this rank."""
     try:
         engine = Engine(
             addresses=list(settings.addresses),
@@ -169,11 +224,68 @@ def connect(
             worker_silence=settings.worker_silence,
             io_threads=settings.io_threads,
             timeline=settings.timeline,
-            key=job_key,
-            tls=tls,
+            key=trust.key,
+            tls=trust.tls,
+            hosted=reducers.hosted,
+            hosted_key=job_key(reducers.key, settings.job) if reducers.key else b"",
         )
         engine.connect()
     except EngineError as error:
+        reducers.stop()
         raise from_engine(error.args) from None
-    debug.joined(settings, engine, "tls" if tls else "psk" if job_key else "open")
-    return Group(settings, engine)
+    except BaseException:
+        reducers.stop()
+        raise
+    debug.joined(settings, engine, "tls" if trust.tls else "psk" if trust.key else "open")
+    return Group(settings, engine, reducers)
+
+
+def join_beside(
+    group: Group,
+    *,
+    rank: int,
+    world_size: int,
+    run_id: str,
+    connect_timeout: float | None = None,
+    step_timeout: float | None = None,
+) -> Group:
+    """Join a group of some ranks of this group's run, on the same reducers."""
+    settings = replace(group.settings, rank=rank, world_size=world_size, run_id=run_id)
+    if connect_timeout is not None:
+        settings = replace(settings, connect_timeout=connect_timeout)
+    if step_timeout is not None:
+        settings = replace(settings, step_timeout=step_timeout)
+    return join(settings, resolve_trust(job=settings.job), group.reducers_in_use.of_others())
+
+
+def _meet(
+    resolve: Callable[..., config.Settings],
+    hosting: config.Hosting,
+    dedicated: tuple[str, ...],
+    trust_of: Callable[..., Trust],
+    *,
+    one_machine: bool,
+) -> Reducers:
+    """Meet all other ranks over the dedicated reducers, or over one of rank 0."""
+    with ExitStack() as stack:
+        if dedicated:
+            settings = resolve(dedicated)
+            trust = trust_of(job=settings.job)
+            run_id = f"{settings.run_id}.meeting" if settings.run_id else ""
+            group = join(replace(settings, run_id=run_id), trust, Reducers(dedicated))
+        else:
+            place = config.find_meeting(one_machine)
+            settings = resolve((place,))
+            trust = trust_of(job=settings.job)
+            if settings.rank == 0:
+                stack.enter_context(reducer_of_rank_0(place, trust.key, settings.connect_timeout))
+            key = job_key(trust.key, settings.job) if trust.key else b""
+            group = join(settings, Trust(key), Reducers((place,)))
+        stack.enter_context(group)
+        return form(
+            GroupMeeting(group),
+            settings.rank,
+            hosting,
+            dedicated,
+            key=trust.key,
+        )

@@ -13,12 +13,15 @@ with the same cases.
 
 from __future__ import annotations
 
+from reducer.cluster.addresses import normalize_address
 from reducer.cluster.discovery import (
+    OWN_CLUSTER_JOB,
     Cluster,
     discover,
     find_addresses,
     find_job,
     find_local_ranks,
+    find_master,
     find_ranks,
     find_run_id,
     find_task,
@@ -28,6 +31,7 @@ from reducer.cluster.listening import find_listening
 from reducer.cluster.variables import ClusterError, Found
 
 __all__ = [
+    "OWN_CLUSTER_JOB",
     "Cluster",
     "ClusterError",
     "Found",
@@ -36,8 +40,10 @@ __all__ = [
     "find_job",
     "find_listening",
     "find_local_ranks",
+    "find_master",
     "find_ranks",
     "find_run_id",
     "find_task",
     "is_service_link",
+    "normalize_address",
 ]

@@ -60,7 +60,7 @@ def discover(env: Environment) -> Cluster:
     addresses = find_addresses(env)
     rank, world_size = find_ranks(env)
     local_rank, local_world_size = find_local_ranks(env)
-    master = _find_master(env)
+    master_addr, master_port = find_master(env)
     return Cluster(
         task=find_task(env),
         addresses=addresses,
@@ -71,8 +71,8 @@ def discover(env: Environment) -> Cluster:
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        master_addr=find_text(env, "MASTER_ADDR") or (master[0] if master else None),
-        master_port=find_integer(env, "MASTER_PORT") or (master[1] if master else None),
+        master_addr=master_addr,
+        master_port=master_port,
     )
 
 
@@ -202,6 +202,13 @@ def find_job(
     return None
 
 
+def find_master(env: Environment) -> tuple[Found[str] | None, Found[int] | None]:
+    """Host and port of the rendezvous of torch.distributed, on rank 0's machine."""
+    host, port = find_text(env, "MASTER_ADDR"), find_integer(env, "MASTER_PORT")
+    found = None if host and port else _find_other_master(env)
+    return host or (found[0] if found else None), port or (found[1] if found else None)
+
+
 def find_run_id(env: Environment, given: str | None = None) -> Found[str] | None:
     """The run id: equal on all ranks and new after a restart; None if rank 0 has to make one."""
     if given:
@@ -212,7 +219,7 @@ def find_run_id(env: Environment, given: str | None = None) -> Found[str] | None
     return Found(f"{elastic.value}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", elastic.source)
 
 
-def _find_master(env: Environment) -> tuple[Found[str], Found[int]] | None:
+def _find_other_master(env: Environment) -> tuple[Found[str], Found[int]] | None:
     if find_text(env, "SLURM_PROCID"):
         return find_slurm_master(env)
     for description in descriptions(env):

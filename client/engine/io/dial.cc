@@ -75,8 +75,8 @@ void Loop::step_dial(Connection* c, double now) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
   } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
-    const char* unproven =
-        shared_.tls ? "the TLS handshake timed out" : "the proof of the key timed out";
+    const char* unproven = shared_.trust(*c->lane).tls ? "the TLS handshake timed out"
+                                                       : "the proof of the key timed out";
     c->trouble = c->step == Step::kProving ? unproven : "no answer";
     close_socket(c);
     try_address(c, now);
@@ -89,7 +89,7 @@ void Loop::try_address(Connection* c, double now) {
     const Options& options = state_.options();
     const SocketAddress& address = c->lookup->addresses()[c->next_address++];
     // Mode tls always uses TCP: the certificate proves the host name that was dialled.
-    c->fd = options.local_sockets && !shared_.tls ? connect_local(address) : -1;
+    c->fd = options.local_sockets && !shared_.trust(*c->lane).tls ? connect_local(address) : -1;
     c->local = c->fd >= 0;
     if (!c->local && !options.source.empty()) {
       const auto source = find_source(options.source, address);
@@ -145,8 +145,8 @@ void Loop::on_connected(Connection* c, double now) {
   }
   c->watches_write = true;  // as it was registered
   watch(c, false);
-  if (shared_.tls) return begin_tls(c, now);
-  if (shared_.key) return begin_psk(c, now);
+  if (shared_.trust(*c->lane).tls) return begin_tls(c, now);
+  if (shared_.trust(*c->lane).key) return begin_psk(c, now);
   c->sender.add(pack_preface({0, static_cast<uint16_t>(c->lane->number)}));
   open_lane(c, now);
 }

@@ -115,7 +115,7 @@ void Loop::handle_event(Connection* c, uint32_t events, double now) {
   if (c->step == Connection::Step::kConnecting) return on_connected(c, now);
   if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) c->hung_up = true;
   if (c->step == Connection::Step::kProving) {
-    return shared_.tls ? continue_tls(c, now) : read_psk(c, now);
+    return shared_.trust(*c->lane).tls ? continue_tls(c, now) : read_psk(c, now);
   }
   if (c->step != Connection::Step::kOpen) return;
   if (c->hung_up || (events & EPOLLIN)) read(c, now);

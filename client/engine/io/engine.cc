@@ -20,9 +20,8 @@ uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) 
 
 }  // namespace
 
-Engine::Engine(Options options, Secret key, std::shared_ptr<const TlsContext> tls,
-               std::unique_ptr<Timeline> timeline)
-    : shared_(std::move(options), std::move(key), std::move(tls), std::move(timeline)),
+Engine::Engine(Options options, Trust dedicated, Trust hosted, std::unique_ptr<Timeline> timeline)
+    : shared_(std::move(options), std::move(dedicated), std::move(hosted), std::move(timeline)),
       state_(shared_.state) {}
 
 Engine::~Engine() { abort(); }

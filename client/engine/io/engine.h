@@ -21,11 +21,8 @@ struct LaneStats {
 
 class Engine {
  public:
-  // Does not open a connection yet. With a key, every lane must prove that it has the same key
-  // (mode psk). With a TLS context, every lane must present a valid certificate (mode tls). With a
-  // timeline, rounds are traced.
-  explicit Engine(Options options, Secret key = Secret(),
-                  std::shared_ptr<const TlsContext> tls = nullptr,
+  // Does not open a connection yet. With a timeline, rounds are traced.
+  explicit Engine(Options options, Trust dedicated = {}, Trust hosted = {},
                   std::unique_ptr<Timeline> timeline = nullptr);
   ~Engine();  // abort()
   Engine(const Engine&) = delete;

@@ -113,8 +113,10 @@ void Loop::run() {
   } catch (const std::exception&) {  // out of memory: the file lacks the last rounds
   }
   shared_.timeline.reset();
-  shared_.key.clear();
-  shared_.tls.reset();
+  for (Trust* trust : {&shared_.dedicated, &shared_.hosted}) {
+    trust->key.clear();
+    trust->tls.reset();
+  }
   state_.pool->trim();
   shared_.finished.end();
   const auto lock = shared_.lock();

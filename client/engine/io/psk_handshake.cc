@@ -11,7 +11,7 @@
 namespace ors {
 
 void Loop::begin_psk(Connection* c, double now) {
-  c->handshake = std::make_unique<Handshake>(shared_.key, state_.options().job,
+  c->handshake = std::make_unique<Handshake>(shared_.trust(*c->lane).key, state_.options().job,
                                              static_cast<uint16_t>(c->lane->number),
                                              random_bytes(kNonceSize), c->lane->name);
   c->step = Connection::Step::kProving;
@@ -49,8 +49,8 @@ void Loop::read_psk(Connection* c, double now) {
 
 // The network failed during the handshake. Tries the next address, or dials again later.
 void Loop::handshake_lost(Connection* c, const std::string& why, double now) {
-  c->trouble =
-      why + (shared_.tls ? ", before the end of the TLS handshake" : ", before it proved the key");
+  c->trouble = why + (shared_.trust(*c->lane).tls ? ", before the end of the TLS handshake"
+                                                  : ", before it proved the key");
   close_socket(c);
   try_address(c, now);
 }

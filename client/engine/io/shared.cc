@@ -4,11 +4,11 @@
 
 namespace ors {
 
-Shared::Shared(Options options, Secret its_key, std::shared_ptr<const TlsContext> its_tls,
+Shared::Shared(Options options, Trust of_dedicated, Trust of_hosted,
                std::unique_ptr<Timeline> its_timeline)
     : state(std::move(options)),
-      key(std::move(its_key)),
-      tls(std::move(its_tls)),
+      dedicated(std::move(of_dedicated)),
+      hosted(std::move(of_hosted)),
       timeline(std::move(its_timeline)) {
   state.trace_rounds(timeline != nullptr);
   state.on_finished([this](const OperationRef& operation) {  // with mutex, as all of State

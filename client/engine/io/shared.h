@@ -60,9 +60,15 @@ namespace ors {
 
 class Loop;
 
+// How a lane proves who it is: by the key (mode psk), by a certificate (mode tls), or not at all.
+struct Trust {
+  Secret key;
+  std::shared_ptr<const TlsContext> tls;
+};
+
 struct Shared {
-  Shared(Options options, Secret key, std::shared_ptr<const TlsContext> tls,
-         std::unique_ptr<Timeline> timeline);
+  // `hosted`: for the reducers of Options::hosted.
+  Shared(Options options, Trust dedicated, Trust hosted, std::unique_ptr<Timeline> timeline);
   ~Shared();
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
@@ -87,8 +93,11 @@ struct Shared {
   bool out_of_memory = false;
   std::string timed_out;  // text of abort(); empty if the group was just closed
 
-  Secret key;
-  std::shared_ptr<const TlsContext> tls;
+  const Trust& trust(const Lane& lane) const {
+    return state.options().is_hosted(lane.reducer) ? hosted : dedicated;
+  }
+  Trust dedicated;
+  Trust hosted;
   std::unique_ptr<Timeline> timeline;  // used by the first loop only; then by the last that ends
   FinishedQueue finished;
 

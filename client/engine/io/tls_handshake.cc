@@ -8,8 +8,8 @@ namespace ors {
 
 void Loop::begin_tls(Connection* c, double now) {
   const std::string& address = state_.options().addresses[c->lane->reducer];
-  c->tls = shared_.tls->stream(parse_endpoint(address).value().host,
-                               static_cast<uint16_t>(c->lane->number), c->lane->name);
+  c->tls = shared_.trust(*c->lane).tls->stream(
+      parse_endpoint(address).value().host, static_cast<uint16_t>(c->lane->number), c->lane->name);
   c->step = Connection::Step::kProving;
   c->deadline = now + kHandshakeTimeout;
   continue_tls(c, now);

@@ -27,12 +27,16 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
-// it absent. While a lane is out of reach, no rank is lost; after kUnreachedReducer the lane does
-// not count. The other lanes of its reducer still do: open rounds may wait for these lanes alone.
+// it absent. A reducer on the rank's own machine need not: it hears the rank when nobody else does.
+// While a lane is out of reach, no rank is lost; after kUnreachedReducer the lane does not count.
+// The other lanes of its reducer still do: open rounds may wait for these lanes alone.
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
+  const auto own = [&](const Reducer& reducer) {
+    return run_.options.hosted_by(rank, static_cast<uint32_t>(&reducer - lanes_.reducers().data()));
+  };
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {
-    if (!current_route_.live(reducer)) continue;
+    if (!current_route_.live(reducer) || own(reducer)) continue;
     const bool long_ago =
         reducer.unreached_at >= 0 && now - reducer.unreached_at >= kUnreachedReducer;
     if (!reducer.reached() && !long_ago) return std::nullopt;

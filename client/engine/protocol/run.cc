@@ -30,6 +30,7 @@ std::optional<std::string> check_options(const Options& o) {
            std::to_string(o.world_size);
   }
   if (const char* wrong = check_chunk_table(o.chunk_table)) return wrong;
+  if (o.hosted.size() > o.addresses.size()) return "more hosted reducers than addresses";
   if (const char* wrong = check_weights(o.weights, o.addresses.size())) return wrong;
   if (!(o.worker_silence >= 1 && o.worker_silence * 1000 <= kMaxSilenceMs)) {
     return "worker_silence must be 1 to 3600 seconds, got " + as_set(o.worker_silence);

@@ -2,6 +2,7 @@
 // these.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,6 +32,17 @@ struct Options {
   bool local_sockets = true;      // reducers on this machine are reached over Unix sockets
   uint32_t loops = 1;             // threads that move the bytes; each owns the sockets of its lanes
   std::string incarnation;        // 16 random bytes
+  // The last of the addresses are of hosted reducers: for each, the ranks on its machine,
+  // ascending.
+  std::vector<std::vector<uint32_t>> hosted;
+
+  bool is_hosted(uint32_t reducer) const { return reducer + hosted.size() >= addresses.size(); }
+  // Whether the reducer runs on the machine of the rank.
+  bool hosted_by(uint32_t rank, uint32_t reducer) const {
+    if (!is_hosted(reducer)) return false;
+    const auto& ranks = hosted[reducer + hosted.size() - addresses.size()];
+    return std::binary_search(ranks.begin(), ranks.end(), rank);
+  }
 };
 
 // Formats a setting without trailing zeros: "0.5 s".

@@ -50,10 +50,9 @@ bool wait_interruptible(double timeout, Poll poll) {
 
 class PyEngine {
  public:
-  PyEngine(Options options, Secret key, std::shared_ptr<const TlsContext> tls,
-           std::unique_ptr<Timeline> timeline)
-      : engine_(
-            new Engine(std::move(options), std::move(key), std::move(tls), std::move(timeline))),
+  PyEngine(Options options, Trust dedicated, Trust hosted, std::unique_ptr<Timeline> timeline)
+      : engine_(new Engine(std::move(options), std::move(dedicated), std::move(hosted),
+                           std::move(timeline))),
         generation_(fork_generation()) {}
   ~PyEngine() {
     if (forked()) {
@@ -268,8 +267,10 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
           double silence, double reducer_wait, const std::string& congestion,
           const std::string& source, bool local_sockets, const nb::bytes& key,
           const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
-          double worker_silence, uint32_t io_threads, const std::vector<uint32_t>& weights) {
-  Secret secret = secret_of(key);
+          double worker_silence, uint32_t io_threads, const std::vector<uint32_t>& weights,
+          const std::vector<std::vector<uint32_t>>& hosted, const nb::bytes& hosted_key) {
+  Trust of_dedicated = {secret_of(key), nullptr};
+  Trust of_hosted = {secret_of(hosted_key), nullptr};
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -286,12 +287,14 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
   options.digest_every = digest_every;
   options.worker_silence = worker_silence;
   options.weights = weights;
+  options.hosted = hosted;
   options.loops = choose_loops(io_threads, source);
   options.incarnation = random_bytes(16);
   check(options);
-  auto context = tls ? tls_context(*tls) : nullptr;
+  if (tls) of_dedicated.tls = tls_context(*tls);
   auto file = open_timeline(timeline, options);
-  new (self) PyEngine(std::move(options), std::move(secret), std::move(context), std::move(file));
+  new (self)
+      PyEngine(std::move(options), std::move(of_dedicated), std::move(of_hosted), std::move(file));
 }
 
 }  // namespace
@@ -316,7 +319,9 @@ NB_MODULE(_engine, m) {
            nb::arg("congestion") = "", nb::arg("source") = "", nb::arg("local_sockets") = true,
            nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
            nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0,
-           nb::arg("io_threads") = 0, nb::arg("weights") = std::vector<uint32_t>())
+           nb::arg("io_threads") = 0, nb::arg("weights") = std::vector<uint32_t>(),
+           nb::arg("hosted") = std::vector<std::vector<uint32_t>>(),
+           nb::arg("hosted_key") = nb::bytes("", 0))
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

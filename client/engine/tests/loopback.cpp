@@ -277,7 +277,8 @@ void test_fork() {
 // An engine object holds no key once its thread has ended.
 void test_the_key_is_zeroed() {
   const ors::Secret key = ors::job_key("0123456789abcdef", "job");
-  const auto engine = std::make_unique<ors::Engine>(options(0, {"127.0.0.1:1"}), key);
+  const auto engine =
+      std::make_unique<ors::Engine>(options(0, {"127.0.0.1:1"}), ors::Trust{key, nullptr});
   const auto holds_key = [&] {
     const auto* image = reinterpret_cast<const char*>(engine.get());
     return std::string_view(image, sizeof(ors::Engine)).find(key.bytes()) != std::string_view::npos;

@@ -236,7 +236,7 @@ void test_signal() {
 void test_waits_are_counted() {
   ors::Options options;
   options.addresses = {"127.0.0.1:1"};
-  ors::Shared shared(std::move(options), {}, nullptr, nullptr);
+  ors::Shared shared(std::move(options), {}, {}, nullptr);
   auto held = shared.lock();
   CHECK(shared.lock_waits == 0);
   std::atomic<bool> begun{false};

@@ -60,8 +60,8 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
 void work(uint32_t rank, uint32_t world, const std::vector<std::string>& addresses, int rounds,
           const std::string& master, const std::shared_ptr<const ors::TlsContext>& tls) {
   ors::Options o = options(rank, world, addresses);
-  ors::Secret key = master.empty() ? ors::Secret() : ors::job_key(master, o.job);
-  ors::Engine engine(std::move(o), std::move(key), tls);
+  ors::Trust trust = {master.empty() ? ors::Secret() : ors::job_key(master, o.job), tls};
+  ors::Engine engine(std::move(o), std::move(trust));
   engine.start();
   CHECK(engine.wait_joined(30));
   if (const auto failure = engine.failure()) {

@@ -14,6 +14,7 @@ import numpy as np
 import reducer_client
 from reducer_client.config import resolve_seconds
 from reducer_client.errors import ReducerError
+from reducer_client.group import Group
 from reducer_client.horovod import config
 from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
@@ -24,6 +25,7 @@ from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import Topology, find_topology
 from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.joining import join_beside
 from reducer_client.single_rank import SingleRankGroup
 
 _inits = itertools.count()
@@ -259,8 +261,9 @@ def _patience(settings: config.HorovodSettings, start: int) -> float:
 def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:
     if len(ranks) == 1:
         return SingleRankGroup()
-    return reducer_client.connect(
-        job=group.job,
+    assert isinstance(group, Group)
+    return join_beside(
+        group,
         rank=list(ranks).index(group.rank),
         world_size=len(ranks),
         run_id=f"{group.run_id}#{name}",

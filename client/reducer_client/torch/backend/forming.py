@@ -6,15 +6,18 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypedDict
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from reducer_client import config
+from reducer_client import config, debug
 from reducer_client.errors import JoinError
 from reducer_client.group import Group
-from reducer_client.joining import connect
+from reducer_client.hosted.forming import form
+from reducer_client.hosted.reducers import Reducers
+from reducer_client.joining import join, join_beside, resolve_trust
 from reducer_client.torch.backend.options import Options
+from reducer_client.torch.backend.store_meeting import StoreMeeting, store_host
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy, open_hierarchy
 
 logger = logging.getLogger("reducer_client")
@@ -40,7 +43,7 @@ def form_hierarchy(
         # The run id can be used again: a group forms a new hierarchy only after all ranks have left
         # its previous one.
         run_id = group.run_id.partition("#")[0]
-        return formation.form(PrefixStore(part, store), replace(options, job=group.job), run_id)
+        return formation.form(PrefixStore(part, store), options, run_id, beside=group)
 
     return open_hierarchy(
         group,
@@ -50,6 +53,14 @@ def form_hierarchy(
         wanted=True if levels is True else None,
         timeout=timeout.total_seconds(),
     )
+
+
+class Chosen(TypedDict):
+    """What rank 0 chooses for all ranks. ``meets``: whether there may be hosted reducers."""
+
+    job: str
+    run_id: str
+    meets: bool
 
 
 @dataclass(frozen=True)
@@ -62,12 +73,16 @@ class Formation:
     timeout: timedelta
     is_default: bool
 
-    def form(self, store: Store, options: Options, run_id: str | None) -> Group:
+    def form(
+        self, store: Store, options: Options, run_id: str | None, beside: Group | None = None
+    ) -> Group:
         """Join the group on the reducers. Returns when all ranks have joined.
 
         Args:
             store: a store for groups of this name only.
             run_id: id of the run that the group belongs to. By default rank 0 chooses it.
+            beside: a group of the same run, whose reducers and settings this group uses. By default
+                these come from the options and the environment.
 
         Raises:
             JoinError: some ranks did not come in time, or rank 0 failed. The text names the ranks.
@@ -79,14 +94,35 @@ class Formation:
         here = PrefixStore(str(generation), store)
         here.set(f"rank/{self.rank}", "")
         if self.rank == 0:
-            self._choose(here, options, run_id, generation)
+            self._choose(here, options, run_id, generation, beside)
         self._wait(here, ["run"])
         chosen = json.loads(here.get("run"))
         if "error" in chosen:
             raise JoinError(f"process group {self.name!r}: rank 0 failed: {chosen['error']}")
+        if beside is not None:
+            return join_beside(
+                beside, rank=self.rank, world_size=self.world_size, run_id=chosen["run_id"]
+            )
+        return self._join(here, options, chosen)
+
+    def _join(self, store: Store, options: Options, chosen: Chosen) -> Group:
+        debug.follow_environment()
+        trust = resolve_trust(job=chosen["job"])
+        reducers = None
+        if chosen["meets"]:
+            hosting = config.resolve_hosting(options.hosted)
+            meeting = StoreMeeting(store, self.rank, self.world_size, self._wait)
+            reducers = form(
+                meeting,
+                self.rank,
+                replace(hosting, toward=store_host(store) or hosting.toward),
+                config.find_dedicated(options.addresses),
+                key=trust.key,
+            )
         seconds = self.timeout.total_seconds()
-        return connect(
-            options.addresses,
+        settings = config.resolve(
+            options.addresses if reducers is None else reducers.addresses,
+            weights=None if reducers is None else reducers.weights,
             job=chosen["job"],
             rank=self.rank,
             world_size=self.world_size,
@@ -94,11 +130,20 @@ class Formation:
             connect_timeout=min(seconds, config.resolve_seconds("connect_timeout")),
             step_timeout=seconds,
         )
+        return join(settings, trust, reducers or Reducers(settings.addresses))
 
-    def _choose(self, store: Store, options: Options, run_id: str | None, generation: int) -> None:
+    def _choose(
+        self,
+        store: Store,
+        options: Options,
+        run_id: str | None,
+        generation: int,
+        beside: Group | None,
+    ) -> None:
         try:
             self._wait(store, [f"rank/{rank}" for rank in range(self.world_size)])
             job, found = config.resolve_run(options.addresses, options.job)
+            meets = beside is None and self._meets(options)
         except (JoinError, ValueError) as error:  # the other ranks need not wait
             store.set("run", json.dumps({"error": str(error)}))
             raise
@@ -107,7 +152,16 @@ class Formation:
             name += f".{generation}"
         if not self.is_default:
             name += f"#{self.name}"
-        store.set("run", json.dumps({"job": job, "run_id": name}))
+        store.set("run", json.dumps(Chosen(job=job, run_id=name, meets=meets)))
+
+    def _meets(self, options: Options) -> bool:
+        return config.needs_meeting(
+            config.resolve_hosting(options.hosted),
+            len(config.find_dedicated(options.addresses)),
+            self.world_size,
+            several_machines=True,
+            tls=config.resolve_tls() is not None,
+        )
 
     def _wait(self, store: Store, keys: list[str]) -> None:
         """Wait for keys of the store. After _TELL_AFTER seconds, log which ranks are missing."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from reducer_client.config import Hosted
 from reducer_client.dtypes import WireDtype
 
 Hierarchy = Literal["auto"] | bool
@@ -31,12 +32,15 @@ class Options:
             if the launcher's variables show several hosts with equal numbers of ranks. True raises
             ValueError if the hosts do not allow a hierarchy. A group other than the default one has
             a hierarchy only if its own ``new_group`` call gives True.
+        hosted: as for ``reducer_client.connect``: whether reducers run on the workers' machines,
+            too. Only the default group's value counts.
     """
 
     addresses: str | Sequence[str] | None = None
     job: str | None = None
     wire_dtype: WireDtype | None = None
     hierarchy: Hierarchy = "auto"
+    hosted: Hosted | None = None
 
     def __post_init__(self) -> None:
         if self.wire_dtype not in (None, "float32", "float16", "bfloat16"):

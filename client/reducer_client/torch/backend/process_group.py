@@ -95,7 +95,8 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
     if size > 1:
         run_id = None if parent is None else parent.run_id
         formation = Formation(name, rank, size, backend.timeout, is_default=world is None)
-        group = formation.form(PrefixStore("reducer", backend.store), options, run_id)
+        store = PrefixStore("reducer", backend.store)
+        group = formation.form(store, options, run_id, _beside(parent, options))
     # The store may hold addresses of an earlier group of this name; the run id tells them apart.
     run = PrefixStore(group.run_id if isinstance(group, Group) else "", backend.store)
     # Groups other than the default one seldom cover whole hosts, so they must ask for a hierarchy.
@@ -106,6 +107,13 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
         hierarchy = form_hierarchy(group, store, name, levels, options, backend.timeout)
     inner = InnerGroups(PrefixStore("inner", run), rank, size, backend.timeout)
     return ReducerProcessGroup(group, (rank, size), name, options, inner, hierarchy)
+
+
+def _beside(parent: ReducerProcessGroup | None, options: Options) -> Group | None:
+    """The parent's group, whose reducers a new group uses, too, unless it names others."""
+    if parent is None or options.addresses != parent.options.addresses:
+        return None
+    return parent.reducer_group
 
 
 class ReducerProcessGroup(DelegatingGroup):

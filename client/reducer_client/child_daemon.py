@@ -1,0 +1,122 @@
+"""One ``reducer serve`` process that ends with the thread that started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from reducer_client.errors import ReducerUnavailableError
+
+# Runs in the child before the daemon, so that the child ends with its parent even after kill -9.
+# (A preexec_fn would be unsafe in a process with threads.)
+_BOOT = """
+import runpy, sys
+from reducer.parent import die_with_parent
+die_with_parent(int(sys.argv[1]))
+sys.argv = ["reducer", *sys.argv[2:]]
+runpy.run_module("reducer", run_name="__main__", alter_sys=True)
+"""
+_STOP_TIMEOUT = 5.0
+_SHOWN = 4000
+
+
+class ChildDaemon:
+    """The process, with its log in a temporary file.
+
+    The process also ends when this process ends in any way, or the thread that made the object.
+
+    Args:
+        options: the arguments of ``reducer serve``.
+        environ: the process's environment.
+        descriptors: file descriptors that the process inherits.
+    """
+
+    def __init__(
+        self, options: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()
+    ) -> None:
+        self._options = ["serve", *options]
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environ,
+            pass_fds=descriptors,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def status(self) -> int | None:
+        """The exit status; None while the process runs."""
+        return self._process.poll()
+
+    def wait_ready(self, deadline: float) -> str:
+        """Wait until the reducer accepts connections and return its address.
+
+        Raises ReducerUnavailableError with the end of the log if the reducer is not ready at the
+        deadline (of ``time.monotonic``) or has ended.
+        """
+        ready = self._read_ready_line(deadline)
+        try:
+            event: dict[str, Any] = json.loads(ready)
+            host = str(event["host"])
+            return f"[{host}]:{event['port']}" if ":" in host else f"{host}:{event['port']}"
+        except (ValueError, KeyError, TypeError):
+            code = self._process.poll()
+            late = "was not ready in time (is the machine overloaded?)"
+            state = late if code is None else f"ended with code {code}"
+            raise ReducerUnavailableError(
+                f"a local reducer {state}: reducer {' '.join(self._options)}\n{self.log_tail()}"
+            ) from None
+
+    def wait(self) -> int:
+        """Wait for the end of the process and return its exit status."""
+        return self._process.wait()
+
+    def terminate(self) -> None:
+        """Let the reducer drain. Does nothing if the process has ended."""
+        self._process.terminate()
+
+    def stop(self) -> None:
+        """Let the reducer drain, kill it after 5 s, and free the log."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def log_tail(self) -> str:
+        """The end of the log."""
+        self._log.seek(0)
+        return self._log.read()[-_SHOWN:].decode(errors="replace").strip()
+
+    def _read_ready_line(self, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        readable = select.poll()
+        readable.register(fd, select.POLLIN)
+        line = b""
+        while not line.endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            if not readable.poll(left * 1000):
+                return line
+            piece = os.read(fd, 4096)
+            if not piece:
+                self._process.wait(_STOP_TIMEOUT)
+                return line
+            line += piece
+        return line

@@ -1,0 +1,173 @@
+"""How the ranks of a job choose their reducers, hosted and dedicated, and start the hosted ones."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+
+from reducer import nic
+from reducer_client.config import Hosting
+from reducer_client.debug import join_logger
+from reducer_client.errors import JoinError, ReducerError, ReducerUnavailableError
+from reducer_client.hosted.assignment import Introduction, Machine, assign, find_machines
+from reducer_client.hosted.hosted_reducer import HostedReducer
+from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
+from reducer_client.hosted.machine import machine_id, own_address
+from reducer_client.hosted.meeting import Meeting, Record
+from reducer_client.hosted.reach import find_unreachable
+from reducer_client.hosted.reducers import Reducers
+from reducer_client.reports import logger
+
+_KEY_BYTES = 32
+_REACH_SECONDS = 5.0
+_LOOPBACK = "127.0.0.1"
+
+
+class _Impossible(Exception):  # noqa: N818 - not an error if there are dedicated reducers
+    """There cannot be hosted reducers. All ranks raise this with the same reason."""
+
+    def __init__(self, reason: ReducerError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def form(
+    meeting: Meeting, rank: int, hosting: Hosting, dedicated: Sequence[str], *, key: bytes
+) -> Reducers:
+    """Choose the reducers together with all other ranks, and start the hosted ones.
+
+    Args:
+        dedicated: the addresses of the dedicated reducers.
+        key: the job's key; b"" means none. The hosted reducers then get a random one.
+
+    Raises:
+        ReducerUnavailableError: a hosted reducer did not start, and there is no dedicated one.
+        JoinError: a rank does not reach a hosted reducer, and there is no dedicated one.
+        ValueError: ``REDUCER_SOCKET_IFNAME`` has no address.
+        ReducerError: as `Meeting.exchange`.
+    """
+    introductions = _introduce(meeting, rank, hosting, key)
+    machines = find_machines(introductions)
+    assignment = assign(machines, len(dedicated), hosting.dedicated_gbps)
+    unneeded = hosting.wanted == "auto" and dedicated and len(machines) == 1
+    if unneeded or not assignment.hosts:
+        return Reducers(tuple(dedicated))
+    key = key or bytes.fromhex(introductions[0].key)
+    own: HostedReducer | None = None
+    record: Record = {}
+    if any(host.ranks[0] == rank for host in assignment.hosts):
+        own, record = _start(rank, machines, hosting, key, len(introductions))
+    try:
+        addresses = _gather_addresses(meeting, assignment.hosts, record)
+        _check_reach(meeting, addresses)
+    except BaseException as error:
+        if own is not None:
+            own.stop()
+        if not isinstance(error, _Impossible):
+            raise
+        if not dedicated:
+            raise error.reason from None
+        if rank == 0:
+            logger.warning("only the %d dedicated reducers: %s", len(dedicated), error)
+        return Reducers(tuple(dedicated))
+    if rank == 0:
+        join_logger.info("%s", assignment.describe())
+    return Reducers(
+        (*(dedicated[number] for number in assignment.dedicated), *addresses),
+        assignment.weights,
+        tuple(host.ranks for host in assignment.hosts),
+        key,
+        own,
+    )
+
+
+def machine_name() -> str:
+    """The name of this machine, for messages."""
+    return os.uname().nodename
+
+
+def _introduce(meeting: Meeting, rank: int, hosting: Hosting, key: bytes) -> list[Introduction]:
+    address = own_address(hosting.interface, hosting.toward)
+    interface = nic.interface_of(address) if address else ""
+    mine = Introduction(
+        machine=machine_id().hex(),
+        address=address,
+        gbps=hosting.gbps or (nic.gbps_of(interface) if interface else 0.0),
+        key="" if key or rank else secrets.token_hex(_KEY_BYTES),
+    )
+    return [Introduction(**each) for each in meeting.exchange("ranks", mine.as_record())]
+
+
+def _start(
+    rank: int,
+    machines: Sequence[Machine],
+    hosting: Hosting,
+    key: bytes,
+    world_size: int,
+) -> tuple[HostedReducer | None, Record]:
+    """The started reducer, and the record for the others: its address or an error."""
+    try:
+        lanes = lanes_beside_workers()
+        own = HostedReducer(
+            _address_to_serve(rank, machines),
+            hosting.ports,
+            key,
+            [
+                *("--lanes", str(lanes)),
+                *("--memory", str(memory_beside_workers(world_size, lanes))),
+                *("--congestion", hosting.congestion),
+            ],
+        )
+        return own, {"address": own.start()}
+    except (OSError, ReducerUnavailableError) as error:
+        return None, {"error": f"on {machine_name()} (rank {rank}): {error}"}
+
+
+def _address_to_serve(rank: int, machines: Sequence[Machine]) -> str:
+    """The address that the workers of all machines can reach.
+
+    Raises OSError if there is no such address. A host name that its own machine resolves to
+    loopback gives a loopback address there: then the route to another machine decides.
+    """
+    if len(machines) == 1:
+        return _LOOPBACK
+    own = next(machine.address for machine in machines if machine.ranks[0] == rank)
+    others = [machine.address for machine in machines if not _is_local(machine.address)]
+    if _is_local(own) and others:
+        own = nic.address_toward(others[0])
+    if _is_local(own):
+        raise OSError(
+            "found no address of this machine that the other machines could reach: set "
+            "REDUCER_SOCKET_IFNAME to the name of the network interface"
+        )
+    return own
+
+
+def _is_local(address: str) -> bool:
+    return not address or ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _gather_addresses(meeting: Meeting, hosts: Sequence[Machine], record: Record) -> list[str]:
+    records = meeting.exchange("hosted", record)
+    records = [records[host.ranks[0]] for host in hosts]
+    for found in records:
+        if "error" in found:
+            text = f"the hosted reducer did not start {found['error']}"
+            raise _Impossible(ReducerUnavailableError(text))
+    return [found["address"] for found in records]
+
+
+def _check_reach(meeting: Meeting, addresses: Sequence[str]) -> None:
+    """Test all hosted reducers from all ranks."""
+    missing = find_unreachable(addresses, _REACH_SECONDS)
+    records = meeting.exchange("reach", {"machine": machine_name(), "missing": missing})
+    for rank, found in enumerate(records):
+        for address, why in found["missing"].items():
+            text = (
+                f"rank {rank} on {found['machine']} does not reach the hosted reducer at {address} "
+                f"({why}): let the firewall pass this port (REDUCER_HOSTED_PORTS=FIRST-LAST chooses "
+                "the ports), or name the interface that all machines share (REDUCER_SOCKET_IFNAME)"
+            )
+            raise _Impossible(JoinError(text))

@@ -1,0 +1,155 @@
+"""The hosted reducer of this machine: a child process, started again if it ends."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator, Sequence
+
+from reducer_client.child_daemon import ChildDaemon
+from reducer_client.config import hosted_environment
+from reducer_client.errors import ReducerUnavailableError
+from reducer_client.reports import logger
+
+_START_SECONDS = 30.0
+_SETTLED_SECONDS = 60.0
+_LONGEST_PAUSE = 10.0
+
+
+class HostedReducer:
+    """Runs the process from `start` to `stop`, at one address.
+
+    A thread of its own starts the process, because the process ends with the thread that has
+    started it.
+
+    Args:
+        host: the address to listen on.
+        ports: the first and the last port to try; (0, 0) means any free port.
+        key: the reducers' key.
+        options: more arguments of ``reducer serve``.
+    """
+
+    def __init__(
+        self, host: str, ports: tuple[int, int], key: bytes, options: Sequence[str]
+    ) -> None:
+        self._host = host
+        self._ports = ports
+        self._key = key
+        self._options = options
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # of _daemon and _stops
+        self._daemon: ChildDaemon | None = None
+        self._stops = False
+        self._first_try = threading.Event()
+        self._address = ""
+        self._error: Exception | None = None
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hosted-reducer", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while there is none."""
+        with self._lock:
+            return None if self._daemon is None else self._daemon.pid
+
+    def start(self) -> str:
+        """Start the process and return the address. Raises ReducerUnavailableError or OSError."""
+        self._thread.start()
+        self._first_try.wait()
+        if self._error is not None:
+            raise self._error
+        return self._address
+
+    def stop(self) -> None:
+        """End the process. In a forked child this does nothing: the process is the parent's."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._stops = True
+            if self._daemon is not None:
+                self._daemon.terminate()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = 0.1
+        while not self._stops:
+            began = time.monotonic()
+            why = self._serve_once()
+            if self._stops or not self._address:
+                return
+            logger.warning(
+                "the hosted reducer at %s ended and starts again: %s", self._address, why
+            )
+            pause = 0.1 if time.monotonic() - began > _SETTLED_SECONDS else 2 * pause
+            self._wake.wait(min(pause, _LONGEST_PAUSE))
+
+    def _serve_once(self) -> str:
+        """Run the process until it ends. Returns why it ended."""
+        try:
+            with key_file(self._key) as fd:
+                daemon = self._start(fd)
+                try:
+                    self._address = self._address or daemon.wait_ready(
+                        time.monotonic() + _START_SECONDS
+                    )
+                    self._ports = (int(self._address.rpartition(":")[2]),) * 2
+                    self._first_try.set()
+                    status = daemon.wait()
+                    return f"status {status}; {daemon.log_tail()}"
+                finally:
+                    with self._lock:
+                        self._daemon = None
+                    daemon.stop()
+        except (OSError, ReducerUnavailableError) as error:
+            self._error = error
+            return str(error)
+        finally:
+            self._first_try.set()
+
+    def _start(self, key_fd: int) -> ChildDaemon:
+        options = [
+            *("--host", self._host),
+            *("--port", str(free_port(self._host, *self._ports))),
+            *("--metrics-port", "0"),
+            *("--key-file", f"/proc/self/fd/{key_fd}"),
+            *self._options,
+        ]
+        daemon = ChildDaemon(options, hosted_environment(), (key_fd,))
+        with self._lock:
+            self._daemon = daemon
+            if self._stops:
+                daemon.terminate()
+        return daemon
+
+
+def free_port(host: str, first: int, last: int) -> int:
+    """The first port of the range on which nobody listens. Raises OSError if there is none."""
+    if first == last:
+        return first  # the daemon itself says why, if the port is not free
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(first, last + 1):
+        with socket.socket(family, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return port
+    raise OSError(
+        f"REDUCER_HOSTED_PORTS={first}-{last}: all ports are in use on {host}; give a larger range"
+    )
+
+
+@contextlib.contextmanager
+def key_file(key: bytes) -> Generator[int]:
+    """A file in memory with the key, which no other user can open."""
+    fd = os.memfd_create("reducer-key", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        os.write(fd, base64.urlsafe_b64encode(key) + b"\n")
+        yield fd
+    finally:
+        os.close(fd)

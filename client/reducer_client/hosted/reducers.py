@@ -1,0 +1,35 @@
+"""The reducers of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from reducer_client.hosted.hosted_reducer import HostedReducer
+
+
+@dataclass(frozen=True)
+class Reducers:
+    """The reducers of a run.
+
+    Attributes:
+        addresses: dedicated reducers first.
+        weights: their shares.
+        hosted: for each hosted reducer the ranks on its machine. They are the last addresses.
+        key: the key of the hosted reducers; b"" without any.
+        own: the hosted reducer that this rank has started.
+    """
+
+    addresses: tuple[str, ...]
+    weights: tuple[int, ...] = ()
+    hosted: tuple[tuple[int, ...], ...] = ()
+    key: bytes = field(default=b"", repr=False)
+    own: HostedReducer | None = field(default=None, repr=False)
+
+    def stop(self) -> None:
+        """End the hosted reducer that this rank has started."""
+        if self.own is not None:
+            self.own.stop()
+
+    def of_others(self) -> Reducers:
+        """The same reducers for another group, which does not end them."""
+        return replace(self, own=None, hosted=((),) * len(self.hosted))

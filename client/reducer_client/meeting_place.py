@@ -1,0 +1,71 @@
+"""Meetings over a reducer that every rank knows: a dedicated one, or one that rank 0 starts."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import time
+from collections.abc import Generator
+
+import numpy as np
+
+from reducer.cluster.addresses import split_address
+from reducer_client.child_daemon import ChildDaemon
+from reducer_client.config import hosted_environment
+from reducer_client.group import Group
+from reducer_client.hosted.hosted_reducer import key_file
+from reducer_client.hosted.meeting import Record
+
+_MEMORY = "64MiB"
+
+
+class GroupMeeting:
+    """A meeting of the ranks of a group."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def exchange(self, name: str, record: Record) -> list[Record]:
+        text = np.frombuffer(json.dumps(record).encode(), np.uint8)
+        sizes = self._group.all_gather(np.array([text.size]), key=f"{name}/size").wait()
+        padded = np.full(int(sizes.max()), ord(" "), np.uint8)
+        padded[: text.size] = text
+        texts = self._group.all_gather(padded, key=name).wait()
+        return [json.loads(each.tobytes()) for each in texts]
+
+
+@contextlib.contextmanager
+def reducer_of_rank_0(address: str, key: bytes, start_seconds: float) -> Generator[None]:
+    """Serve a meeting at this address while the block runs. Only rank 0 calls this function.
+
+    Without a key, anybody who reaches the address can come to the meeting: it is as trustworthy as
+    the store of torch.distributed.
+
+    Raises ReducerUnavailableError if the reducer does not start, for example since the port is in
+    use.
+    """
+    host, port = split_address(address)
+    options = ["--host", _to_serve(host.strip("[]")), "--port", str(port), "--metrics-port", "0"]
+    options += ["--lanes", "1", "--memory", _MEMORY]
+    with contextlib.ExitStack() as stack:
+        fds = (stack.enter_context(key_file(key)),) if key else ()
+        options += ["--key-file", f"/proc/self/fd/{fds[0]}"] if fds else ["--insecure"]
+        daemon = ChildDaemon(options, hosted_environment(), fds)
+        stack.callback(daemon.stop)
+        daemon.wait_ready(time.monotonic() + start_seconds)
+        yield
+
+
+def _to_serve(host: str) -> str:
+    """A loopback address stays as it is.
+
+    Otherwise all addresses: rank 0's machine may resolve its own name to loopback.
+    """
+    if host == "localhost":
+        return host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "0.0.0.0"
+    return host if address.is_loopback else "::" if address.version == 6 else "0.0.0.0"
