@@ -50,8 +50,15 @@ def about(settings: Settings) -> dict[str, object]:
     return {"job": settings.job, "rank": settings.rank}
 
 
-def joined(settings: Settings, engine: Engine, mode: str) -> None:
-    """Log the group's release, reducers, connections, mode and chunks in one line."""
+def joined(settings: Settings, engine: Engine, mode: str, hosted: int) -> None:
+    """Log the group's release, reducers, connections, mode and chunks in one line.
+
+    ``mode`` is the security mode of the dedicated reducers. The last ``hosted`` reducers are hosted
+    ones.
+    """
+    if hosted:
+        all_hosted = hosted == len(settings.addresses)
+        mode = "psk" if all_hosted else f"{mode}, the last {hosted} hosted and in mode psk"
     chunks = ", ".join(f"{chunk} B from {least} B" for least, chunk in settings.chunk_table)
     join_logger.info(
         "open-reduction-server %s, protocol %d.%d: rank %d of %d in run %s on %s; %d connections, "

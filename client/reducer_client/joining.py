@@ -181,6 +181,10 @@ class Trust:
     key: bytes = field(default=b"", repr=False)
     tls: tuple[str, str, str] | None = None
 
+    @property
+    def mode(self) -> str:
+        return "tls" if self.tls else "psk" if self.key else "open"
+
 
 def resolve_trust(
     key: bytes | None = None,
@@ -236,7 +240,7 @@ def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
     except BaseException:
         reducers.stop()
         raise
-    debug.joined(settings, engine, "tls" if trust.tls else "psk" if trust.key else "open")
+    debug.joined(settings, engine, trust.mode, len(reducers.hosted))
     return Group(settings, engine, reducers)
 
 

@@ -14,10 +14,10 @@ from reducer_client.errors import JoinError, ReducerError, ReducerUnavailableErr
 from reducer_client.hosted.assignment import Introduction, Machine, assign, find_machines
 from reducer_client.hosted.hosted_reducer import HostedReducer
 from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
-from reducer_client.hosted.machine import machine_id, own_address
 from reducer_client.hosted.meeting import Meeting, Record
 from reducer_client.hosted.reach import find_unreachable
 from reducer_client.hosted.reducers import Reducers
+from reducer_client.machine import machine_id, own_address
 from reducer_client.reports import logger
 
 _KEY_BYTES = 32
@@ -168,6 +168,6 @@ def _check_reach(meeting: Meeting, addresses: Sequence[str]) -> None:
             text = (
                 f"rank {rank} on {found['machine']} does not reach the hosted reducer at {address} "
                 f"({why}): let the firewall pass this port (REDUCER_HOSTED_PORTS=FIRST-LAST chooses "
-                "the ports), or name the interface that all machines share (REDUCER_SOCKET_IFNAME)"
+                "one), or name the interface that all machines share (REDUCER_SOCKET_IFNAME)"
             )
             raise _Impossible(JoinError(text))

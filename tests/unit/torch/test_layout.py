@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("torch")
 
 from reducer_client.config import find_local_ranks
+from reducer_client.machine import machine_id
 from reducer_client.torch.hierarchy.layout import (
     HostRecord,
     Layout,
-    _this_machine,
     find_obstacle,
     unpack,
 )
@@ -29,7 +29,7 @@ GOOD = [HostRecord(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in rang
 def _in_a_container(rank: int, world: int) -> bytes:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-    return _this_machine()
+    return machine_id()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
@@ -37,7 +37,7 @@ def test_two_containers_of_one_machine_are_two_hosts() -> None:
     """Containers do not share a loopback interface."""
     (other,) = run_ranks(1, _in_a_container)
     assert len(other) == 16
-    assert other != _this_machine()
+    assert other != machine_id()
 
 
 def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:

@@ -7,18 +7,16 @@ records, so all ranks come to the same decision.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from reducer_client.config import find_local_ranks
 from reducer_client.group import Group
+from reducer_client.machine import machine_id
 
 _RECORD = struct.Struct("<iib?16s")
 _WANTED = {None: 0, True: 1, False: 2}
@@ -92,7 +90,7 @@ def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, 
         -1 if local_rank is None else local_rank,
         wanted,
         torch.cuda.is_available(),
-        _this_machine(),
+        machine_id(),
     )
     records = group.all_gather(np.frombuffer(mine.pack(), np.uint8), key=f"{name}/layout").wait()
     places = [unpack(record.tobytes()) for record in records]
@@ -133,10 +131,3 @@ def find_obstacle(places: Sequence[HostRecord]) -> str:
         if place.machine != places[first].machine:
             return f"rank {rank} is on another host than rank {first}"
     return ""
-
-
-def _this_machine() -> bytes:
-    """An id that differs between ranks that cannot talk over loopback."""
-    booted = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    network = os.stat("/proc/self/ns/net").st_ino
-    return hashlib.sha256(booted + str(network).encode()).digest()[:16]
