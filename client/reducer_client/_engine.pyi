@@ -63,6 +63,7 @@ class Engine:
         weights: Sequence[int] = (),
         hosted: Sequence[Sequence[int]] = (),
         hosted_key: bytes = b"",
+        min_reducers: int = 1,
     ) -> None:
         """Open no connection yet.
 

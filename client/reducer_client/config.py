@@ -93,6 +93,7 @@ class Settings:
     on_nonfinite: OnNonfinite
     chunk_table: tuple[tuple[int, int], ...]
     weights: tuple[int, ...]
+    min_reducers: int
     transport: Transport
     congestion: str
     source: str
@@ -237,6 +238,7 @@ def resolve(
     on_nonfinite: OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
     weights: Sequence[int] | None = None,
+    min_reducers: int | None = None,
     transport: Transport | None = None,
     congestion: str | None = None,
     source: str | None = None,
@@ -273,6 +275,7 @@ def resolve(
         on_nonfinite=on_nonfinite,
         chunk_table=check_chunk_table(table),
         weights=shares,
+        min_reducers=_resolve_min_reducers(env, min_reducers, len(found.value)),
         transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
@@ -644,6 +647,15 @@ def _rates(variable: str, text: str) -> tuple[float, ...]:
     if not all(0 < rate < float("inf") for rate in rates):
         raise ValueError(f"{variable}={text!r}: expected Gbit/s above 0")
     return rates
+
+
+def _resolve_min_reducers(env: Mapping[str, str], given: int | None, reducers: int) -> int:
+    least = _resolve_integer(env, "min_reducers", given) or 1
+    if not 1 <= least <= reducers:
+        raise ValueError(
+            f"min_reducers={least}: expected 1 to {reducers}, the number of the reducers"
+        )
+    return least
 
 
 def _resolve_integer(env: Mapping[str, str], name: str, given: int | None) -> int:

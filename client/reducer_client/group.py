@@ -58,6 +58,7 @@ class Group:
             fail_on_nonfinite=settings.on_nonfinite == "error",
         )
         self._run_id = engine.run_id
+        reports.collect()  # such as reducers that the job starts without
         self._unnamed = {kind: KeysInTurn(f"~{kind}", self.reducers) for kind in _KINDS}
         self._completer = Completer(engine, reports)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer, reducers)

@@ -33,6 +33,7 @@ def connect(
     on_nonfinite: config.OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
     weights: Sequence[int] | None = None,
+    min_reducers: int | None = None,
     transport: config.Transport | None = None,
     congestion: str | None = None,
     source: str | None = None,
@@ -85,6 +86,9 @@ def connect(
         weights: shares of the work for each reducer of ``addresses``, such as ``(3, 3, 1)`` for
             NICs of 30, 30 and 10 Gbit/s. By default all reducers get the same share. All ranks use
             the weights of rank 0.
+        min_reducers: number of reducers without which the job does not start. If some reducers do
+            not answer within 5 s, the job starts without them, and takes them in when they come. By
+            default ``REDUCER_MIN_REDUCERS``, else 1. All ranks use the value of rank 0.
         transport: ``"auto"`` uses Unix sockets to reducers on this machine that run as this user or
             as root, and TCP to all others. ``"tcp"`` always uses TCP. By default
             ``REDUCER_TRANSPORT``, else ``"auto"``.
@@ -123,8 +127,8 @@ def connect(
         TypeError: ``key`` is not bytes.
         AuthenticationError: a reducer has neither our key nor a valid certificate, refuses ours, or
             has another security mode; or this machine has no OpenSSL.
-        ReducerUnavailableError: no reducer answered at an address within ``connect_timeout``, or a
-            hosted reducer did not start.
+        ReducerUnavailableError: fewer than ``min_reducers`` reducers answered within
+            ``connect_timeout``, or a hosted reducer did not start.
         JoinError: the ranks contradict each other, some did not join in ``connect_timeout``, or a
             rank does not reach the hosted reducer of another machine.
         QuotaExceededError: a reducer has too little free memory for the job, or the job would
@@ -153,6 +157,7 @@ def connect(
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
         chunk_table=chunk_table,
+        min_reducers=min_reducers,
         transport=transport,
         congestion=congestion,
         source=source,
@@ -218,6 +223,7 @@ def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
             world_size=settings.world_size,
             chunk_table=list(settings.chunk_table),
             weights=list(settings.weights),
+            min_reducers=settings.min_reducers,
             connect_timeout=settings.connect_timeout,
             silence=settings.silence,
             reducer_wait=settings.reducer_wait,

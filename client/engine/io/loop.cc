@@ -213,7 +213,9 @@ void Loop::tick(double now) {
     const Change change(&shared_, this);
     for (const auto& c : connections_) state_.heard(c->lane, c->last_heard);
     if (number_ > 0) return state_.looked(now, number_);
+    const bool joined = state_.joined();
     state_.tick(now);
+    if (state_.joined() != joined) shared_.changed.notify_all();
     const bool idle = state_.idle_for(kTrimAfter, now);
     trim = idle && !trimmed_;
     trimmed_ = idle;

@@ -20,6 +20,13 @@ void CurrentRoute::take(const Route& route) {
   owners_ = Owners(route_, weights_);
 }
 
+void CurrentRoute::exchange_slots(Reducer* a, Reducer* b) {
+  std::swap(a->slot, b->slot);
+  for (const Reducer* reducer : {a, b}) {
+    by_slot_[reducer->slot] = static_cast<uint32_t>(reducer - lanes_.reducers().data());
+  }
+}
+
 const Lane* CurrentRoute::suspicious(const Reducer& reducer) const {
   if (!live(reducer)) return nullptr;
   for (const auto& lane : reducer.lanes) {

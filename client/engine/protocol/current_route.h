@@ -16,6 +16,7 @@ class CurrentRoute {
   // At the join, once each reducer has its slot.
   void begin(std::vector<uint32_t> lanes_by_slot, const std::vector<uint32_t>& weights);
   void take(const Route& route);
+  void exchange_slots(Reducer* a, Reducer* b);  // of two reducers that are out
 
   const Route& route() const { return route_; }
   const Owners& owners() const { return owners_; }

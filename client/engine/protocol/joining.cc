@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,10 @@ namespace {
 using Phase = Lane::Phase;
 
 constexpr size_t kMaxRanksShown = 16;
+// Seconds that the job waits for reducers that do not answer, from the first attempt. A reducer
+// that answers has proved that all ranks are here: the others then have kLeastGrace at least.
+constexpr double kGrace = 5.0;
+constexpr double kLeastGrace = 1.0;
 
 uint32_t in_ms(double value) { return static_cast<uint32_t>(std::lround(value * 1000)); }
 
@@ -64,7 +69,7 @@ std::optional<Failure> Joining::on_pending(Lane* lane, std::string_view payload,
 }
 
 // A lane answered. On lane 0, opens the other lanes of its reducer; if the reducer is the arbiter
-// (the first address), also opens all other reducers.
+// (the first address that answers), also opens all other reducers.
 std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
                                             const std::string& incarnation) {
   if (lane->number >= lanes) {
@@ -84,8 +89,8 @@ std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
   }
   lanes_.reducer_of(*lane).incarnation = incarnation;
   for (uint32_t number = 1; number < lanes; ++number) failover_.want(lane->reducer, number);
-  if (lane->reducer != 0) return std::nullopt;
-  for (uint32_t reducer = 1; reducer < lanes_.reducers().size(); ++reducer)
+  if (lane->reducer > arbiter_) return std::nullopt;
+  for (uint32_t reducer = 0; reducer < lanes_.reducers().size(); ++reducer)
     failover_.want(reducer, 0);
   return std::nullopt;
 }
@@ -166,6 +171,7 @@ std::optional<Failure> Joining::on_welcome(Lane* lane, std::string_view payload,
     return bad_frame(*lane, "WELCOME", wrong);
   // Before check_welcome(), which would report a reducer that is listed twice as a wrong slot.
   if (auto failure = learn_lanes(lane, welcome.lanes, welcome.incarnation)) return failure;
+  if (run_.joined) correct_slot(&lanes_.reducer_of(*lane), welcome.slot);
   if (auto failure = check_welcome(*lane, welcome)) return failure;
   lane->phase = Phase::kWelcomed;
   lane->credit.limit = welcome.credit;
@@ -175,50 +181,159 @@ std::optional<Failure> Joining::on_welcome(Lane* lane, std::string_view payload,
   return recovery_.welcomed(lane, now);
 }
 
-std::optional<Failure> Joining::maybe_join(double now) {
-  std::vector<uint32_t> lanes_by_slot(lanes_.reducers().size(), 0);
-  for (const Reducer& reducer : lanes_.reducers()) {
-    if (reducer.lanes.empty()) return std::nullopt;
-    for (const auto& lane : reducer.lanes) {
-      if (lane == nullptr || !lane->welcomed()) return std::nullopt;
-    }
-    const Welcome& welcome = reducer.lanes[0]->welcome;
-    if (reducer.lanes.size() != welcome.lanes) return std::nullopt;
-    lanes_by_slot[welcome.slot] = welcome.lanes;
+// Whether all its lanes have welcomed this worker.
+bool Joining::complete(const Reducer& reducer) {
+  if (reducer.lanes.empty()) return false;
+  for (const auto& lane : reducer.lanes) {
+    if (lane == nullptr || !lane->welcomed()) return false;
   }
+  return reducer.lanes.size() == reducer.lanes[0]->welcome.lanes;
+}
+
+// Returns the route that rank 0 has made meanwhile; null if it has not made any.
+const Route* Joining::newest_route() const {
+  const Route* newest = nullptr;
+  for (const Lane* lane : lanes_.all()) {
+    const Route& route = lane->welcome.route;
+    if (!lane->welcomed() || route.slots() != lanes_.reducers().size()) continue;
+    if (newest == nullptr || route.number > newest->number) newest = &route;
+  }
+  return newest;
+}
+
+// A WELCOME tells the slot of a reducer. The others get the slots that are left, in their order,
+// until their WELCOME tells more (see on_welcome()).
+void Joining::take_slots() {
+  std::vector<bool> taken(lanes_.reducers().size());
+  std::vector<Reducer*> unknown;
+  for (Reducer& reducer : lanes_.reducers()) {
+    const auto& lanes = reducer.lanes;
+    const auto found = std::find_if(lanes.begin(), lanes.end(), [](const auto& lane) {
+      return lane != nullptr && lane->welcomed();
+    });
+    if (found == lanes.end()) {
+      unknown.push_back(&reducer);
+    } else {
+      reducer.slot = (*found)->welcome.slot;
+      taken[reducer.slot] = true;
+    }
+  }
+  uint32_t slot = 0;
+  for (Reducer* reducer : unknown) {
+    while (taken[slot]) ++slot;
+    reducer->slot = slot++;
+  }
+}
+
+// Joins as soon as every reducer has welcomed this worker. Rank 0 does without reducers that do not
+// answer in time, and makes a route without them. The other ranks do without the slots that this
+// route puts out.
+std::optional<Failure> Joining::maybe_join(double now) {
+  take_slots();
+  const Route* route = newest_route();
+  uint32_t missing = 0;
+  for (const Reducer& reducer : lanes_.reducers()) {
+    if (complete(reducer)) continue;
+    if (run_.options.rank != 0 && (route == nullptr || route->live[reducer.slot] != 0))
+      return std::nullopt;
+    ++missing;
+  }
+  const size_t answering = lanes_.reducers().size() - missing;
+  if (answering > 0 && complete_at_ < 0) complete_at_ = now;
+  if (missing > 0 && run_.options.rank == 0) {
+    const bool waited = now - opened_at_ >= kGrace && now - complete_at_ >= kLeastGrace;
+    if (!waited || answering < std::max<size_t>(run_.options.min_reducers, 1)) return std::nullopt;
+  }
+  return answering > 0 ? join(now) : std::nullopt;
+}
+
+std::optional<Failure> Joining::join(double now) {
   if (auto failure = take_rules()) return failure;
-  const Welcome& welcome = lanes_.reducers()[0].lanes[0]->welcome;
+  const Welcome& welcome =
+      (*std::find_if(lanes_.all().begin(), lanes_.all().end(), [](const Lane* lane) {
+        return lane->welcomed();
+      }))->welcome;
   run_.run_id = welcome.run_id;
   run_.chunk_table = welcome.chunk_table;
   run_.epoch = welcome.epoch;
   run_.heartbeat = welcome.heartbeat_ms / 1000.0;
-  for (Reducer& reducer : lanes_.reducers()) reducer.slot = reducer.lanes[0]->welcome.slot;
+  std::vector<uint32_t> lanes_by_slot(lanes_.reducers().size());
+  for (uint32_t index = 0; index < lanes_.reducers().size(); ++index) {
+    lanes_.want(index, 0);
+    Reducer& reducer = lanes_.reducers()[index];
+    reducer.count = std::max(reducer.count, 1U);  // unknown before lane 0 has answered
+    lanes_by_slot[reducer.slot] = reducer.count;
+  }
   current_route_.begin(std::move(lanes_by_slot), welcome.weights);
   run_.joined = true;
   for (Lane* lane : lanes_.all()) {
     lane->bind();
     lane->attempts = 0;
-    lane->none_absent_since = now;
+    lane->none_absent_since = lane->welcomed() ? now : -1;
     lane->last_heard = now;
   }
-  for (size_t i = 0; i < lanes_.all().size();
-       ++i) {  // other ranks may have changed the route already
-    if (auto failure = failover_.learn(lanes_.all()[i]->welcome.route, *lanes_.all()[i], now)) {
-      return failure;
-    }
-    if (lanes_.all()[i]->drains) suspicions_.suspect(lanes_.all()[i], "it drains", now);
+  for (size_t i = 0; i < lanes_.all().size(); ++i) {  // a route may add some
+    Lane* lane = lanes_.all()[i];
+    if (!lane->welcomed()) continue;
+    if (auto failure = failover_.learn(lane->welcome.route, *lane, now)) return failure;
+    if (lane->drains) suspicions_.suspect(lane, "it drains", now);
   }
+  begin_without(now);
   return std::nullopt;
+}
+
+// Lanes that have not welcomed this worker get a hello of a run that has formed.
+void Joining::begin_without(double now) {
+  for (size_t i = 0; i < lanes_.all().size(); ++i) {
+    Lane* lane = lanes_.all()[i];
+    if (lane->welcomed()) continue;
+    const std::string why = lane->trouble.empty() ? "it did not answer" : lane->trouble;
+    if (lane->phase == Phase::kHello || lane->phase == Phase::kPending)
+      lanes_.drop(lane, "the run has begun without it", now);
+    if (lane->unwelcomed_at < 0) lane->unwelcomed_at = now;
+    suspicions_.suspect(lane, "the job starts without it, since " + why, now);
+  }
+}
+
+// Before the join: tries the next address if nobody answers, and stops waiting in the end.
+std::optional<Failure> Joining::watch(double now) {
+  if (opened_at_ < 0) opened_at_ = arbiter_at_ = now;
+  const bool last = arbiter_ + 1 == lanes_.reducers().size();
+  if (!last && now - arbiter_at_ >= kGrace && lanes_.want(arbiter_, 0)->phase < Phase::kPending) {
+    arbiter_at_ = now;
+    lanes_.want(++arbiter_, 0);
+  }
+  return run_.options.rank == 0 ? maybe_join(now) : std::nullopt;
+}
+
+std::optional<Failure> Joining::on_route(Lane* lane, std::string_view payload, double now) {
+  Route route;
+  if (const std::string wrong = decode_route(payload, &route); !wrong.empty())
+    return bad_frame(*lane, "ROUTE", wrong);
+  lane->route_known = route.number;
+  lane->welcome.route = std::move(route);
+  return maybe_join(now);
+}
+
+// A reducer that joins late may have another slot than take_slots() guessed.
+void Joining::correct_slot(Reducer* reducer, uint32_t slot) {
+  if (slot == reducer->slot || slot >= lanes_.reducers().size()) return;
+  Reducer* other = &current_route_.at_slot(slot);
+  if (!current_route_.live(*reducer) && !current_route_.live(*other))
+    current_route_.exchange_slots(reducer, other);
 }
 
 // Applies the settings that rank 0 chose for all ranks. The lanes passed them on in WELCOME.
 std::optional<Failure> Joining::take_rules() {
+  std::vector<const Lane*> lanes;
+  std::copy_if(lanes_.all().begin(), lanes_.all().end(), std::back_inserter(lanes),
+               [](const Lane* lane) { return lane->welcomed(); });
   const auto less = [](const Lane* a, const Lane* b) {
     return a->welcome.digest_every < b->welcome.digest_every;
   };
-  const Lane* least = *std::min_element(lanes_.all().begin(), lanes_.all().end(), less);
+  const Lane* least = *std::min_element(lanes.begin(), lanes.end(), less);
   rounds_.digests().compare_every(least->welcome.digest_every);
-  run_.worker_silence = lanes_.all()[0]->welcome.worker_silence_ms / 1000.0;
+  run_.worker_silence = lanes[0]->welcome.worker_silence_ms / 1000.0;
   if (run_.options.rank != 0) return std::nullopt;
   const auto older = [](const Lane& lane, const std::string& setting) {
     return lane_failure(ErrorCode::kVersion, lane,
@@ -229,7 +344,7 @@ std::optional<Failure> Joining::take_rules() {
   };
   if (least->welcome.digest_every != run_.options.digest_every)
     return older(*least, "digest_every");
-  for (const Lane* lane : lanes_.all()) {
+  for (const Lane* lane : lanes) {
     if (lane->welcome.worker_silence_ms != in_ms(run_.options.worker_silence)) {
       return older(*lane, "worker_silence");
     }

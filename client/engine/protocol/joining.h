@@ -25,13 +25,21 @@ class Joining {
   void opened(Lane* lane, double now);  // connected; the preface is queued
   std::optional<Failure> on_pending(Lane* lane, std::string_view payload, double now);
   std::optional<Failure> on_welcome(Lane* lane, std::string_view payload, double now);
+  std::optional<Failure> on_route(Lane* lane, std::string_view payload, double now);
+  std::optional<Failure> watch(double now);  // before the join, at every tick
   Failure not_joined() const;
 
  private:
   void say_hello(Lane* lane);
   std::optional<Failure> learn_lanes(Lane* lane, uint32_t lanes, const std::string& incarnation);
   std::optional<Failure> check_welcome(const Lane& lane, const Welcome& welcome) const;
+  static bool complete(const Reducer& reducer);
+  const Route* newest_route() const;
+  void take_slots();
+  void correct_slot(Reducer* reducer, uint32_t slot);
   std::optional<Failure> maybe_join(double now);
+  std::optional<Failure> join(double now);
+  void begin_without(double now);
   std::optional<Failure> take_rules();
 
   Run& run_;
@@ -41,6 +49,11 @@ class Joining {
   Failover& failover_;
   Suspicions& suspicions_;
   Recovery& recovery_;
+
+  uint32_t arbiter_ = 0;     // the reducers up to this index are tried before any has answered
+  double arbiter_at_ = -1;   // when the last of these was first tried
+  double opened_at_ = -1;    // when this worker began to join
+  double complete_at_ = -1;  // when the first reducer had welcomed it on all lanes
 };
 
 }  // namespace ors

@@ -30,6 +30,10 @@ std::optional<std::string> check_options(const Options& o) {
            std::to_string(o.world_size);
   }
   if (const char* wrong = check_chunk_table(o.chunk_table)) return wrong;
+  if (o.min_reducers > o.addresses.size()) {
+    return "min_reducers must be at most " + std::to_string(o.addresses.size()) +
+           ", the number of reducers, got " + std::to_string(o.min_reducers);
+  }
   if (o.hosted.size() > o.addresses.size()) return "more hosted reducers than addresses";
   if (const char* wrong = check_weights(o.weights, o.addresses.size())) return wrong;
   if (!(o.worker_silence >= 1 && o.worker_silence * 1000 <= kMaxSilenceMs)) {

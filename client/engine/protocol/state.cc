@@ -153,7 +153,7 @@ std::optional<Failure> State::run_control(Lane* lane, const Header& header, std:
     case kGrant:
       return sending_.on_grant(lane, header), std::nullopt;
     case kRoute:
-      return failover_.on_route(lane, text, now);
+      return run_.joined ? failover_.on_route(lane, text, now) : joining_.on_route(lane, text, now);
     case kSuspect:
       return suspicions_.on_suspect(lane, text, now);
     case kAbsent:
@@ -203,8 +203,10 @@ void State::tick(double now) {
   if (run_.ticked_at >= 0 && now - run_.ticked_at > kLateTick)
     suspicions_.after_pause(now - run_.ticked_at, now);
   run_.ticked_at = now;
-  if (!run_.joined && now - started_at_ >= run_.options.connect_timeout)
-    return fail(joining_.not_joined());
+  if (!run_.joined) {
+    if (now - started_at_ >= run_.options.connect_timeout) return fail(joining_.not_joined());
+    if (const auto failure = joining_.watch(now)) return fail(*failure);
+  }
   if (run_.joined && !run_.bye_queued) {
     suspicions_.watch_lanes(now);
     suspicions_.watch_reducers(now);

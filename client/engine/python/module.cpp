@@ -268,7 +268,8 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
           const std::string& source, bool local_sockets, const nb::bytes& key,
           const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
           double worker_silence, uint32_t io_threads, const std::vector<uint32_t>& weights,
-          const std::vector<std::vector<uint32_t>>& hosted, const nb::bytes& hosted_key) {
+          const std::vector<std::vector<uint32_t>>& hosted, const nb::bytes& hosted_key,
+          uint32_t min_reducers) {
   Trust of_dedicated = {secret_of(key), nullptr};
   Trust of_hosted = {secret_of(hosted_key), nullptr};
   Options options;
@@ -288,6 +289,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
   options.worker_silence = worker_silence;
   options.weights = weights;
   options.hosted = hosted;
+  options.min_reducers = min_reducers;
   options.loops = choose_loops(io_threads, source);
   options.incarnation = random_bytes(16);
   check(options);
@@ -321,7 +323,7 @@ NB_MODULE(_engine, m) {
            nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0,
            nb::arg("io_threads") = 0, nb::arg("weights") = std::vector<uint32_t>(),
            nb::arg("hosted") = std::vector<std::vector<uint32_t>>(),
-           nb::arg("hosted_key") = nb::bytes("", 0))
+           nb::arg("hosted_key") = nb::bytes("", 0), nb::arg("min_reducers") = 1)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

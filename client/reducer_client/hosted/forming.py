@@ -167,7 +167,7 @@ def _check_reach(meeting: Meeting, addresses: Sequence[str]) -> None:
         for address, why in found["missing"].items():
             text = (
                 f"rank {rank} on {found['machine']} does not reach the hosted reducer at {address} "
-                f"({why}): let the firewall pass this port (REDUCER_HOSTED_PORTS=FIRST-LAST chooses "
-                "one), or name the interface that all machines share (REDUCER_SOCKET_IFNAME)"
+                f"({why}): let the firewall pass this port (REDUCER_HOSTED_PORTS=FIRST-LAST chooses"
+                " one), or name the interface that all machines share (REDUCER_SOCKET_IFNAME)"
             )
             raise _Impossible(JoinError(text))
