@@ -28,7 +28,8 @@ struct Loop::Sink final : FrameSink {
     auto failure = loop->state_.receive(lane, frames, now);
     for (const Incoming& frame : *frames) {
       const uint8_t kind = frame.header.kind;
-      if (kind == kWelcome || kind == kRoute || kind == kStats || kind == kError) loop->shared_.changed.notify_all();
+      if (kind == kWelcome || kind == kRoute || kind == kStats || kind == kError)
+        loop->shared_.changed.notify_all();
     }
     return failure;
   }

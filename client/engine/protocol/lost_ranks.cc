@@ -27,16 +27,18 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
-// it absent. A reducer on the rank's own machine need not: it hears the rank when nobody else does.
-// While a lane is out of reach, no rank is lost; after kUnreachedReducer the lane does not count.
-// The other lanes of its reducer still do: open rounds may wait for these lanes alone.
+// it absent. While a lane is out of reach, no rank is lost; after kUnreachedReducer the lane does
+// not count. The other lanes of its reducer still do: open rounds may wait for these lanes alone.
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
-  const auto own = [&](const Reducer& reducer) {
-    return run_.options.hosted_by(rank, static_cast<uint32_t>(&reducer - lanes_.reducers().data()));
+  // A reducer on the rank's own machine hears the rank when nobody else does, so it has no say,
+  // unless this worker is on that machine, too.
+  const auto biased = [&](const Reducer& reducer) {
+    const auto index = static_cast<uint32_t>(&reducer - lanes_.reducers().data());
+    return run_.options.hosted_by(rank, index) && !run_.options.hosted_by(run_.options.rank, index);
   };
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {
-    if (!current_route_.live(reducer) || own(reducer)) continue;
+    if (!current_route_.live(reducer) || biased(reducer)) continue;
     const bool long_ago =
         reducer.unreached_at >= 0 && now - reducer.unreached_at >= kUnreachedReducer;
     if (!reducer.reached() && !long_ago) return std::nullopt;

@@ -99,6 +99,21 @@ def test_the_other_lanes_of_a_slot_have_a_say_when_one_is_out_of_reach() -> None
     )  # fmt: skip
 
 
+def test_a_reducer_on_the_ranks_own_machine_has_no_say() -> None:
+    """The rank's network is gone: only the reducer beside the rank still hears the rank."""
+    hosted = [[0, 1], [2, 3]]
+    for rank, lost in ((1, True), (3, False)):
+        worker = joined(reducers=2, rank=rank, world_size=4, hosted=hosted)
+        worker.get(absent(2))
+        assert (worker.state.error is not None) == lost
+    # With the machine, its reducer is gone, too: nobody has to wait for the reducer.
+    worker = joined(reducers=2, rank=1, world_size=4, hosted=hosted)
+    worker.disconnect(1)
+    worker.get(absent(2))
+    assert worker.state.error is not None
+    assert worker.state.error[1] == "rank 2 of job 'job' is lost: the worker closed it"
+
+
 def test_a_slot_that_is_out_of_the_route_has_no_say() -> None:
     worker = joined(reducers=2, rank=1, world_size=4)
     worker.get(absent(2))

@@ -144,7 +144,8 @@ void bind_state(nb::module_& m) {
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
              double silence, double reducer_wait, double leave_wait,
              std::optional<nb::bytes> incarnation, uint32_t digest_every, double worker_silence,
-             const std::vector<uint32_t>& weights) {
+             const std::vector<uint32_t>& weights, const std::vector<std::vector<uint32_t>>& hosted,
+             uint32_t min_reducers) {
             Options options;
             for (uint32_t i = 0; i < reducers; ++i) {
               options.addresses.push_back("r" + std::to_string(i));
@@ -161,6 +162,8 @@ void bind_state(nb::module_& m) {
             options.digest_every = digest_every;
             options.worker_silence = worker_silence;
             options.weights = weights;
+            options.hosted = hosted;
+            options.min_reducers = min_reducers;
             options.incarnation = std::string(16, static_cast<char>('A' + rank % 26));
             store(reinterpret_cast<uint8_t*>(options.incarnation.data()), rank);
             if (incarnation) options.incarnation = {incarnation->c_str(), incarnation->size()};
@@ -172,7 +175,8 @@ void bind_state(nb::module_& m) {
           nb::arg("connect_timeout") = 60.0, nb::arg("silence") = 1.0,
           nb::arg("reducer_wait") = 30.0, nb::arg("leave_wait") = 10.0,
           nb::arg("incarnation").none() = nb::none(), nb::arg("digest_every") = 0,
-          nb::arg("worker_silence") = 5.0, nb::arg("weights") = std::vector<uint32_t>())
+          nb::arg("worker_silence") = 5.0, nb::arg("weights") = std::vector<uint32_t>(),
+          nb::arg("hosted") = std::vector<std::vector<uint32_t>>(), nb::arg("min_reducers") = 1)
       .def("wanted", &PyState::wanted)
       .def("opened", &PyState::opened, nb::arg("reducer"), nb::arg("lane"), nb::arg("now"))
       .def("incoming", &PyState::incoming, nb::arg("reducer"), nb::arg("lane"), nb::arg("data"),
