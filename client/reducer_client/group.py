@@ -59,6 +59,7 @@ class Group:
         )
         self._run_id = engine.run_id
         reports.collect()  # such as reducers that the job starts without
+        self._reports = reports
         self._unnamed = {kind: KeysInTurn(f"~{kind}", self.reducers) for kind in _KINDS}
         self._completer = Completer(engine, reports)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer, reducers)
@@ -448,6 +449,7 @@ class Group:
     def _leave(self, leave: Callable[[], None]) -> None:
         if self._end.detach() is None or self._engine.forked:
             return
+        self._reports.collect()
         join_logger.info(
             "leaves: %d bytes sent, %d received",
             *(self._engine.bytes_sent, self._engine.bytes_received),

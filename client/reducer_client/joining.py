@@ -169,14 +169,15 @@ def connect(
     size = config.find_world_size(rank, world_size)
     _, here = config.find_local_ranks()
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca) is not None
-    reducers = None
-    if config.needs_meeting(
+    if not config.needs_meeting(
         hosting, len(dedicated), size, several_machines=(here or size) < size, tls=tls
     ):
-        reducers = _meet(resolve, hosting, dedicated, trust, one_machine=here == size)
-        addresses, weights = reducers.addresses, reducers.weights
-    settings = resolve(addresses, weights=weights)
-    return join(settings, trust(job=settings.job), reducers or Reducers(settings.addresses))
+        settings = resolve(addresses, weights=weights)
+        return join(settings, trust(job=settings.job), Reducers(settings.addresses))
+    reducers = _meet(resolve, hosting, dedicated, trust, one_machine=here == size)
+    with reducers.stopped_on_error():
+        settings = resolve(reducers.addresses, weights=reducers.weights)
+        return join(settings, trust(job=settings.job), reducers)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def resolve_trust(
 
 
 def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
-    """Connect the engine to these reducers. An error ends the hosted reducer of this rank."""
+    """Join a job on these reducers. Raises the ReducerErrors of `connect`."""
     try:
         engine = Engine(
             addresses=list(settings.addresses),
@@ -241,11 +242,7 @@ def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
         )
         engine.connect()
     except EngineError as error:
-        reducers.stop()
         raise from_engine(error.args) from None
-    except BaseException:
-        reducers.stop()
-        raise
     debug.joined(settings, engine, trust.mode, len(reducers.hosted))
     return Group(settings, engine, reducers)
 
@@ -279,13 +276,13 @@ def _meet(
     """Meet all other ranks over the dedicated reducers, or over one of rank 0."""
     with ExitStack() as stack:
         if dedicated:
-            settings = resolve(dedicated)
+            settings = resolve(dedicated, min_reducers=1, timeline="")
             trust = trust_of(job=settings.job)
             run_id = f"{settings.run_id}.meeting" if settings.run_id else ""
             group = join(replace(settings, run_id=run_id), trust, Reducers(dedicated))
         else:
             place = config.find_meeting(one_machine)
-            settings = resolve((place,))
+            settings = resolve((place,), min_reducers=1, timeline="")
             trust = trust_of(job=settings.job)
             if settings.rank == 0:
                 stack.enter_context(reducer_of_rank_0(place, trust.key, settings.connect_timeout))

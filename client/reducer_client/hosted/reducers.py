@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from reducer_client.hosted.hosted_reducer import HostedReducer
@@ -24,6 +26,15 @@ class Reducers:
     hosted: tuple[tuple[int, ...], ...] = ()
     key: bytes = field(default=b"", repr=False)
     own: HostedReducer | None = field(default=None, repr=False)
+
+    @contextmanager
+    def stopped_on_error(self) -> Generator[None]:
+        """End the hosted reducer that this rank has started if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End the hosted reducer that this rank has started."""

@@ -61,7 +61,7 @@ def test_a_late_reducer_comes_in() -> None:
 
 
 def test_a_lane_that_waits_for_ranks_does_not_keep_the_job() -> None:
-    """Another rank cannot reach the reducer. Its lane gets a new hello, of a run that has formed."""
+    """Another rank cannot reach it. Its lane gets a new hello, of a run that has formed."""
     worker = Worker(reducers=2)
     worker.tick(0.0)
     answer(worker, 0)

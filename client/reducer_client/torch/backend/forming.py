@@ -108,29 +108,26 @@ class Formation:
     def _join(self, store: Store, options: Options, chosen: Chosen) -> Group:
         debug.follow_environment()
         trust = resolve_trust(job=chosen["job"])
-        reducers = None
+        reducers = Reducers(config.find_dedicated(options.addresses))
         if chosen["meets"]:
             hosting = config.resolve_hosting(options.hosted)
             meeting = StoreMeeting(store, self.rank, self.world_size, self._wait)
-            reducers = form(
-                meeting,
-                self.rank,
-                replace(hosting, toward=store_host(store) or hosting.toward),
-                config.find_dedicated(options.addresses),
-                key=trust.key,
-            )
+            toward = store_host(store) or hosting.toward
+            hosting = replace(hosting, toward=toward)
+            reducers = form(meeting, self.rank, hosting, reducers.addresses, key=trust.key)
         seconds = self.timeout.total_seconds()
-        settings = config.resolve(
-            options.addresses if reducers is None else reducers.addresses,
-            weights=None if reducers is None else reducers.weights,
-            job=chosen["job"],
-            rank=self.rank,
-            world_size=self.world_size,
-            run_id=chosen["run_id"],
-            connect_timeout=min(seconds, config.resolve_seconds("connect_timeout")),
-            step_timeout=seconds,
-        )
-        return join(settings, trust, reducers or Reducers(settings.addresses))
+        with reducers.stopped_on_error():
+            settings = config.resolve(
+                reducers.addresses,
+                weights=reducers.weights,
+                job=chosen["job"],
+                rank=self.rank,
+                world_size=self.world_size,
+                run_id=chosen["run_id"],
+                connect_timeout=min(seconds, config.resolve_seconds("connect_timeout")),
+                step_timeout=seconds,
+            )
+            return join(settings, trust, reducers)
 
     def _choose(
         self,

@@ -1,0 +1,183 @@
+"""Hosted reducers on one machine: ranks without any reducer configured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reducer_client
+from reducer_client import AuthenticationError, PeerLostError, ReducerUnavailableError
+from tests.support.ports import free_ports
+from tests.support.ranks import Tell, run_ranks, start_ranks
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the ranks meet; nothing else is configured."""
+    for variable in ("REDUCER_ADDRS", "REDUCER_JOB", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    (port,) = free_ports(1)
+    place = f"127.0.0.1:{port}"
+    monkeypatch.setenv("REDUCER_MEETING", place)
+    return place
+
+
+def _sum(rank: int, world: int) -> tuple[list[float], tuple[str, ...], int | None]:
+    with reducer_client.connect(rank=rank, world_size=world) as group:
+        own = group.reducers_in_use.own
+        total = group.all_reduce(np.arange(3.0)).wait(30)
+        return total.tolist(), group.settings.addresses, None if own is None else own.pid
+
+
+def test_a_program_without_reducers_runs_on_its_own(meeting: str) -> None:
+    results = run_ranks(3, _sum)
+    assert [total for total, _, _ in results] == [[0.0, 3.0, 6.0]] * 3
+    assert len({addresses for _, addresses, _ in results}) == 1
+    assert len(results[0][1]) == 1
+    pids = [pid for _, _, pid in results]
+    assert pids[1:] == [None, None]
+    assert not _runs(pids[0])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(meeting[10:])), 1)
+
+
+def _with_key(rank: int, world: int, path: str) -> list[float]:
+    with reducer_client.connect(rank=rank, world_size=world, job="j", key_file=path) as group:
+        return group.all_reduce(np.ones(2)).wait(30).tolist()
+
+
+@pytest.mark.parametrize("of_job", [False, True])
+def test_the_key_of_the_job_guards_meeting_and_reducers(
+    meeting: str, tmp_path: Any, of_job: bool
+) -> None:
+    from reducer import keyfile
+
+    keyfile.make(str(tmp_path / "master"))
+    keyfile.make_for_job(str(tmp_path / "of-job"), "j", str(tmp_path / "master"))
+    path = str(tmp_path / ("of-job" if of_job else "master"))
+    assert run_ranks(2, _with_key, path) == [[2.0, 2.0]] * 2
+
+
+def _hold(rank: int, world: int, tell: Tell) -> str:
+    group = reducer_client.connect(rank=rank, world_size=world)
+    own = group.reducers_in_use.own
+    group.all_reduce(np.ones(10)).wait(30)
+    tell((group.settings.addresses[0], own and own.pid, os.getpid()))
+    tell.hear()
+    try:
+        group.all_reduce(np.ones(10)).wait(30)
+    except PeerLostError as error:
+        return f"lost {error.rank}"
+    finally:
+        group.close()
+    return "summed"
+
+
+def test_a_stranger_without_the_key_cannot_join(meeting: str) -> None:
+    with start_ranks(2, _hold, talk=True) as ranks:
+        address, _, _ = ranks.receive(0)
+        ranks.receive(1)
+        with pytest.raises(AuthenticationError):
+            reducer_client.connect(address, job="training", rank=0, world_size=1, hosted=False)
+        for rank in range(2):
+            ranks.send(rank)
+        assert [outcome.value for outcome in ranks.collect()] == ["summed"] * 2
+
+
+def test_a_killed_hosted_reducer_starts_again_at_its_address(meeting: str) -> None:
+    with start_ranks(2, _hold, talk=True) as ranks:
+        address, pid, _ = ranks.receive(0)
+        ranks.receive(1)
+        os.kill(pid, 9)
+        host, port = address.split(":")
+
+        def serves() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+                return not _runs(pid)
+            return False
+
+        wait_until(serves, 10.0)
+        for rank in range(2):
+            ranks.send(rank)
+        assert [outcome.value for outcome in ranks.collect()] == ["summed"] * 2
+
+
+def test_the_hosted_reducer_dies_with_its_worker(meeting: str) -> None:
+    with start_ranks(2, _hold, talk=True) as ranks:
+        _, pid, _ = ranks.receive(0)
+        ranks.receive(1)
+        ranks.kill(1)
+        ranks.send(0)
+        assert ranks.collect_one(0).value == "lost 1"
+        assert not _runs(pid)
+    with start_ranks(1, _hold, talk=True) as ranks:
+        _, pid, _ = ranks.receive(0)
+        ranks.kill(0)
+        wait_until(lambda: not _runs(pid), 10.0)
+
+
+def _fork(rank: int, world: int) -> bool:
+    group = reducer_client.connect(rank=rank, world_size=world)
+    child = os.fork()
+    if child == 0:
+        group.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    own = group.reducers_in_use.own
+    assert own is not None
+    group.all_reduce(np.ones(10)).wait(30)
+    alive = _runs(own.pid)
+    group.close()
+    return alive
+
+
+def test_a_forked_child_does_not_end_the_reducer(meeting: str) -> None:
+    assert run_ranks(1, _fork) == [True]
+
+
+def test_a_port_in_use_is_named(meeting: str) -> None:
+    host, port = meeting.split(":")
+    with (
+        socket.create_server((host, int(port))),
+        pytest.raises(ReducerUnavailableError, match=f"cannot listen on {meeting}"),
+    ):
+        reducer_client.connect(rank=0, world_size=1)
+
+
+def test_hosted_false_asks_for_addresses(meeting: str) -> None:
+    with pytest.raises(ValueError, match="no reducer addresses"):
+        reducer_client.connect(rank=0, world_size=1, hosted=False)
+
+
+def test_an_error_while_joining_ends_the_hosted_reducer(
+    meeting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reducer_client import joining
+
+    started: list[int] = []
+    real = joining.form
+
+    def form(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        started.append(found.own.pid)
+        return found
+
+    monkeypatch.setattr(joining, "form", form)
+    with pytest.raises(ValueError, match="min_reducers=3"):
+        reducer_client.connect(rank=0, world_size=1, min_reducers=3)
+    assert started and not _runs(started[0])
+
+
+def _runs(pid: int | None) -> bool:
+    assert pid is not None
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,200 @@
+"""The settings of hosted reducers, where the ranks meet, and how the shares are chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from reducer_client import config
+from reducer_client.hosted.assignment import Introduction, assign, find_machines
+from reducer_client.hosted.hosted_reducer import free_port
+from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
+from reducer_client.hosted.reach import find_unreachable
+from reducer_client.machine import own_address
+from tests.support.ports import free_ports
+
+MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def test_the_argument_counts_before_the_variable_and_auto_is_the_default() -> None:
+    assert config.resolve_hosting(environ={}).wanted == "auto"
+    assert config.resolve_hosting(environ={"REDUCER_HOSTED": "1"}).wanted is True
+    assert config.resolve_hosting(environ={"REDUCER_HOSTED": "False"}).wanted is False
+    assert config.resolve_hosting(True, environ={"REDUCER_HOSTED": "0"}).wanted is True
+
+
+def test_all_settings_come_from_the_environment() -> None:
+    env = MASTER | {
+        "REDUCER_SOCKET_IFNAME": "eth1",
+        "REDUCER_HOSTED_PORTS": "4000-4010",
+        "REDUCER_GBPS": "100",
+        "REDUCER_DEDICATED_GBPS": "32, 16",
+    }
+    found = config.resolve_hosting(environ=env)
+    assert (found.interface, found.toward, found.ports) == ("eth1", "node0", (4000, 4010))
+    assert (found.gbps, found.dedicated_gbps) == (100.0, (32.0, 16.0))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("REDUCER_HOSTED", "maybe", "expected auto, 1 or 0"),
+        ("REDUCER_HOSTED_PORTS", "9-5", "expected a port or FIRST-LAST"),
+        ("REDUCER_HOSTED_PORTS", "x", "expected a port or FIRST-LAST"),
+        ("REDUCER_HOSTED_PORTS", "1-70000", "expected a port or FIRST-LAST"),
+        ("REDUCER_GBPS", "fast", "expected Gbit/s above 0"),
+        ("REDUCER_GBPS", "-1", "expected Gbit/s above 0"),
+        ("REDUCER_GBPS", "1,2", "expected one rate"),
+        ("REDUCER_DEDICATED_GBPS", "1,inf", "expected Gbit/s above 0"),
+    ],
+)
+def test_bad_values_are_named(variable: str, value: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected) as caught:
+        config.resolve_hosting(environ={variable: value})
+    assert variable in str(caught.value)
+    assert value in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dedicated", "world_size", "several", "tls", "meets"),
+    [
+        ("auto", 0, 2, False, False, True),  # nothing is configured
+        ("auto", 1, 4, True, False, True),
+        ("auto", 4, 4, True, False, False),  # enough dedicated reducers
+        ("auto", 1, 4, False, False, False),  # all on one machine, as far as the launcher says
+        ("auto", 1, 4, True, True, False),  # would add connections without encryption
+        (True, 4, 4, False, True, True),
+        (False, 0, 4, True, False, False),
+    ],
+)
+def test_when_the_ranks_meet(
+    wanted: config.Hosted, dedicated: int, world_size: int, several: bool, tls: bool, meets: bool
+) -> None:
+    hosting = config.resolve_hosting(wanted, environ={})
+    found = config.needs_meeting(hosting, dedicated, world_size, several_machines=several, tls=tls)
+    assert found is meets
+
+
+def test_certificates_without_reducers_need_consent() -> None:
+    hosting = config.resolve_hosting("auto", environ={})
+    with pytest.raises(ValueError, match="do not encrypt; hosted=True or REDUCER_HOSTED=1 accepts"):
+        config.needs_meeting(hosting, 0, 2, several_machines=True, tls=True)
+
+
+def test_weights_are_for_dedicated_reducers_only() -> None:
+    assert config.resolve_hosting("auto", environ={}).with_weights_given().wanted is False
+    with pytest.raises(ValueError, match="weights and hosted=True: expected one of them"):
+        config.resolve_hosting(True, environ={}).with_weights_given()
+
+
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        ({"REDUCER_MEETING": "m", **MASTER}, "m:2222"),
+        (MASTER, "node0:29501"),
+        ({"MASTER_ADDR": "fd00::1"}, "[fd00::1]:2224"),
+        ({}, "127.0.0.1:2224"),
+    ],
+)
+def test_where_the_ranks_meet(env: dict[str, str], place: str) -> None:
+    assert config.find_meeting(True, env) == place
+
+
+def test_ranks_on_several_machines_need_a_place_to_meet() -> None:
+    with pytest.raises(ValueError, match="set MASTER_ADDR to the host of rank 0, or REDUCER_MEET"):
+        config.find_meeting(False, {})
+
+
+def test_a_job_that_has_only_hosted_reducers_needs_no_name() -> None:
+    assert config.find_job_of_workers(None, {}) == "training"
+    assert config.find_job_of_workers(None, {"REDUCER_JOB": "resnet"}) == "resnet"
+    assert config.find_job_of_workers("mine", {"REDUCER_JOB": "resnet"}) == "mine"
+
+
+def ranks(*machines: str, gbps: float = 0.0) -> list[Introduction]:
+    return [Introduction(name, f"10.0.0.{name[1:]}", gbps) for name in machines]
+
+
+def test_the_first_rank_of_a_machine_hosts() -> None:
+    machines = find_machines(ranks("m1", "m1", "m2", "m2"))
+    assert [machine.ranks for machine in machines] == [(0, 1), (2, 3)]
+    assert [machine.address for machine in machines] == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("dedicated", "weights", "time"),
+    [
+        (0, (1, 1, 1, 1), 1.5),
+        (1, (1, 1, 1, 1, 1), 4 / 3),  # each takes 2(n-1)/(n^2+kn-2k) or (n-k)/(...): 6/18 and 3/18
+        (2, (3, 3, 2, 2, 2, 2), 1.2),
+        (4, (1, 1, 1, 1), 1.0),
+    ],
+)
+def test_shares_for_equal_nics(dedicated: int, weights: tuple[int, ...], time: float) -> None:
+    found = assign(find_machines(ranks("m1", "m2", "m3", "m4")), dedicated, ())
+    assert found.time == pytest.approx(time)
+    if dedicated != 1:
+        assert found.weights[:2] == weights[:2]
+    assert len(found.hosts) == (0 if dedicated == 4 else 4)
+
+
+def test_shares_follow_the_rates_and_unknown_rates_count_as_equal() -> None:
+    machines = find_machines(ranks("m1", "m2", "m3", "m4", gbps=100))
+    slow = assign(machines, 2, (50,))
+    assert slow.time == pytest.approx(4 / 3)  # as one reducer of 100
+    unknown = find_machines(ranks("m1", "m2", "m3") + ranks("m4", gbps=100))
+    assert (
+        assign(unknown, 2, (50,)).time
+        == assign(find_machines(ranks("m1", "m2", "m3", "m4")), 2, ()).time
+    )
+
+
+def test_one_machine_hosts_all_and_says_so() -> None:
+    found = assign(find_machines(ranks("m1", "m1")), 0, ())
+    assert (found.weights, len(found.hosts), found.time) == ((1,), 1, 0.0)
+    assert "one machine" in found.describe()
+
+
+def test_two_machines_and_one_reducer_share_the_work() -> None:
+    """A single dedicated reducer needs twice the time; hosted ones take the rest."""
+    found = assign(find_machines(ranks("m1", "m2")), 1, ())
+    assert (found.time, found.time_without) == (1.0, 2.0)
+    assert found.weights == (2, 1, 1)
+
+
+def test_the_line_for_the_log_says_what_one_more_reducer_gains() -> None:
+    found = assign(find_machines(ranks("m1", "m2", "m3", "m4")), 1, ())
+    assert found.describe() == (
+        "4 machines: 1 dedicated and 4 hosted reducers; network time 1.33 x (size / NIC rate), "
+        "without hosted ones 4.00 x; with one more dedicated reducer 1.20 x"
+    )
+
+
+def test_a_reducer_with_more_than_512_others_gets_an_equal_share() -> None:
+    machines = find_machines([Introduction(f"{n}", "10.0.0.1", 0.0) for n in range(513)])
+    assert set(assign(machines, 1, ()).weights) == {1}
+
+
+def test_a_port_is_taken_from_the_range() -> None:
+    first, _ = free_ports(2)
+    assert free_port("127.0.0.1", 0, 0) == 0
+    assert first <= free_port("127.0.0.1", first, min(first + 50, 65535)) <= first + 50
+
+
+def test_unreachable_addresses_are_named() -> None:
+    (port,) = free_ports(1)
+    assert find_unreachable([f"127.0.0.1:{port}"], 1.0) == {
+        f"127.0.0.1:{port}": "Connection refused"
+    }
+
+
+def test_the_interface_names_the_address() -> None:
+    assert own_address("lo", "") == "127.0.0.1"
+    assert own_address("", "127.0.0.1") == "127.0.0.1"
+    assert own_address("", "no-such-host.invalid") == ""
+    with pytest.raises(ValueError, match="REDUCER_SOCKET_IFNAME='nope0': this interface has no"):
+        own_address("nope0", "")
+
+
+def test_a_hosted_reducer_takes_a_part_of_the_machine() -> None:
+    assert 1 <= lanes_beside_workers() <= 8
+    assert memory_beside_workers(4, 1) <= memory_beside_workers(64, 4)
