@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from reducer.status.ask import DEFAULT_PORT, parse_address
+from reducer.status.here import find_here
 
 
 def seconds_option(
@@ -21,11 +22,11 @@ def seconds_option(
 
 
 def status_addresses(given: Sequence[str]) -> list[str]:
-    """The addresses to ask, without duplicates; by default this machine's metrics port.
+    """The addresses to ask, without duplicates; by default those of all reducers on this machine.
 
     A bad address ends the command with exit status 2.
     """
-    asked = list(dict.fromkeys(given)) or [f"127.0.0.1:{DEFAULT_PORT}"]
+    asked = list(dict.fromkeys(given)) or find_here() or [f"127.0.0.1:{DEFAULT_PORT}"]
     refuse_bad(asked)
     return asked
 

@@ -22,10 +22,10 @@ def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
     """Print the jobs of running reducers, and their late ranks.
 
     ADDRESS is host:port of a reducer's metrics port (--metrics-host and --metrics-port of `reducer
-    serve`). The default is 127.0.0.1:2223, and an ADDRESS without a port means port 2223. WAITED
-    FOR is the time, since the run began, during which at least half of the ranks were waiting for
-    this rank. SHARE is this time as a part of the run's time. The exit status is 1 if a reducer
-    does not answer.
+    serve`). By default the command asks all reducers on this machine, hosted ones included. An
+    ADDRESS without a port means port 2223. WAITED FOR is the time, since the run began, during
+    which at least half of the ranks were waiting for this rank. SHARE is this time as a part of the
+    run's time. The exit status is 1 if a reducer does not answer.
     """
     asked = status_addresses(addresses)
     answers, errors = ask_all(asked, timeout)

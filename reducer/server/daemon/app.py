@@ -25,7 +25,7 @@ from reducer.server.daemon.drain import drain
 from reducer.server.daemon.lanes import LaneGroup
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
-from reducer.server.sockets import ListenError, listen, listen_local
+from reducer.server.sockets import ListenError, announce_metrics, listen, listen_local
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer.wire.errors import InternalError
 
@@ -81,6 +81,7 @@ class Server:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._listeners: list[socket.socket] = []
+        self._marker: socket.socket
         self._port = 0
         self._lanes = LaneGroup(options, key)
         self._acceptor: Acceptor
@@ -101,6 +102,7 @@ class Server:
                 self._listeners += listen_local(self._listeners)
             self._port = self._listeners[0].getsockname()[1]  # a drain closes them
             self._admin = self._make_admin()
+            self._marker = announce_metrics(self._options.metrics_host, self._admin.port)
         except ListenError as error:
             for listener in self._listeners:
                 listener.close()
@@ -145,6 +147,7 @@ class Server:
 
     async def _end_start(self, starting: asyncio.Task[None]) -> int:
         """The lanes did not start, or a signal came before they were ready."""
+        self._marker.close()
         starting.cancel()
         (error,) = await asyncio.gather(starting, return_exceptions=True)
         await self._lanes.close()
@@ -159,6 +162,7 @@ class Server:
 
     async def _shutdown(self) -> int:
         self._serves = False
+        self._marker.close()
         drained = await drain(
             self._acceptor, self._lanes, self._admin, self._options.drain_timeout, self._force
         )

@@ -1,0 +1,28 @@
+"""Finds the metrics ports of the reducers on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reducer.system_files import read_text
+
+# An abstract name begins with a zero byte, which /proc/net/unix shows as @.
+_MARK = "@open-reduction-server-metrics/"  # `reducer.server.sockets.announce_metrics`
+_EVERYWHERE = {"0.0.0.0:": "127.0.0.1:", "[::]:": "[::1]:"}
+
+
+def find_here() -> list[str]:
+    """Their addresses, sorted."""
+    return addresses_in(read_text(Path("/proc/net/unix")))
+
+
+def addresses_in(names: str) -> list[str]:
+    """The addresses in the text of /proc/net/unix.
+
+    >>> addresses_in("0: 2 0 0 1 01 9 @open-reduction-server-metrics/0.0.0.0:2223")
+    ['127.0.0.1:2223']
+    """
+    found = {line.partition(_MARK)[2].strip() for line in names.splitlines() if _MARK in line}
+    for everywhere, loopback in _EVERYWHERE.items():
+        found = {address.replace(everywhere, loopback) for address in found}
+    return sorted(found)
