@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -27,6 +27,7 @@ from reducer.wire.codes import (
     MAX_WEIGHTS,
 )
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
+from reducer_client.hosted.hosting import Hosted, Hosting
 
 DEFAULT_STEP_TIMEOUT = 300.0
 # Settings in seconds: (name of the variable, default).
@@ -58,7 +59,6 @@ MAX_IO_THREADS = 16
 OnOverflow = Literal["flag", "error"]
 OnNonfinite = Literal["propagate", "error"]
 Transport = Literal["auto", "tcp"]
-Hosted = Literal["auto"] | bool
 _HOSTED: dict[str, Hosted] = {
     **dict.fromkeys(("", "auto"), "auto"),
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -102,38 +102,6 @@ class Settings:
     timeline: str
 
 
-@dataclass(frozen=True)
-class Hosting:
-    """What a worker wants and knows about hosted reducers.
-
-    Attributes:
-        wanted: ``"auto"``, True or False.
-        interface: the interface whose address the hosted reducer has; "" means the route decides.
-        toward: a host that the route to the other machines is looked up for.
-        ports: first and last port for the hosted reducer; (0, 0) means any free port.
-        gbps: rate of this machine's NIC in Gbit/s; 0 if not given.
-        dedicated_gbps: rates of the dedicated reducers; one value holds for all.
-        congestion: TCP congestion control of the hosted reducer; "" means the system's.
-    """
-
-    wanted: Hosted
-    interface: str
-    toward: str
-    ports: tuple[int, int]
-    gbps: float
-    dedicated_gbps: tuple[float, ...]
-    congestion: str
-
-    def with_weights_given(self) -> Hosting:
-        """The same where the program gives weights, which are for dedicated reducers only."""
-        if self.wanted is True:
-            raise ValueError(
-                "weights and hosted=True: expected one of them, because the client chooses the "
-                "weights of hosted reducers"
-            )
-        return replace(self, wanted=False)
-
-
 def resolve_hosting(
     hosted: Hosted | None = None,
     congestion: str | None = None,
@@ -161,6 +129,7 @@ def resolve_hosting(
         gbps=own_rates[0] if own_rates else 0.0,
         dedicated_gbps=_rates("REDUCER_DEDICATED_GBPS", rates),
         congestion=_resolve_congestion(env, congestion),
+        environment=hosted_environment(),
     )
 
 
@@ -190,6 +159,21 @@ def needs_meeting(
         )
     # With certificates, no connection may lack encryption unless the program asks for that.
     return not dedicated or (world_size > dedicated and several_machines and not tls)
+
+
+def require_addresses(
+    addresses: str | Sequence[str] | None, environ: Mapping[str, str] | None = None
+) -> cluster.Found[tuple[str, ...]]:
+    """The addresses of the reducers and their source. Raises ValueError if there are none."""
+    found = cluster.find_addresses(os.environ if environ is None else environ, addresses)
+    if found is None:
+        raise ValueError(
+            "no reducer addresses: give them (connect([...]), or --addresses of a command), or set "
+            "REDUCER_ADDRS=host:port,host:port. "
+            "CLUSTER_SPEC, TF_CONFIG and REDUCER_SERVICE name none (`reducer env` shows what is "
+            "found). Workers can host reducers themselves (hosted=True, REDUCER_HOSTED=1)"
+        )
+    return found
 
 
 def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) -> str:
@@ -257,7 +241,7 @@ def resolve(
         raise ValueError(f"on_overflow={on_overflow!r}: expected one of {get_args(OnOverflow)}")
     if on_nonfinite not in get_args(OnNonfinite):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: expected one of {get_args(OnNonfinite)}")
-    found = _resolve_addresses(env, addresses)
+    found = require_addresses(addresses, env)
     shares = check_weights(weights or (), len(found.value))
     table = default_chunk_table(len(found.value), shares) if chunk_table is None else chunk_table
     return Settings(
@@ -498,20 +482,6 @@ def keep_gloo_on_loopback() -> None:
     By default gloo binds to the address to which the host's name resolves.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
-def _resolve_addresses(
-    env: Mapping[str, str], given: str | Sequence[str] | None
-) -> cluster.Found[tuple[str, ...]]:
-    found = cluster.find_addresses(env, given)
-    if found is None:
-        raise ValueError(
-            "no reducer addresses: give them (connect([...]), or --addresses of a command), or set "
-            "REDUCER_ADDRS=host:port,host:port. "
-            "CLUSTER_SPEC, TF_CONFIG and REDUCER_SERVICE name none (`reducer env` shows what is "
-            "found). Workers can host reducers themselves (hosted=True, REDUCER_HOSTED=1)"
-        )
-    return found
 
 
 def _resolve_job(

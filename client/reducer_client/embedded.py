@@ -6,8 +6,9 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from reducer_client.child_daemon import ChildDaemon
 from reducer_client.config import daemon_environment
+from reducer_client.errors import of_hosted
+from reducer_client.hosted.child_daemon import ChildDaemon
 from reducer_client.reports import logger
 
 
@@ -45,7 +46,9 @@ def local_reducers(
         options += [] if key_file is None else ["--key-file", key_file]
         daemons = [stack.enter_context(_on_loopback(options)) for _ in range(count)]
         deadline = time.monotonic() + start_timeout
-        yield [daemon.wait_ready(deadline) for daemon in daemons]
+        with of_hosted():
+            addresses = [daemon.wait_ready(deadline) for daemon in daemons]
+        yield addresses
 
 
 @contextmanager

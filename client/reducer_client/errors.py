@@ -7,10 +7,12 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from reducer.wire.codes import ErrorCode
+from reducer_client.hosted.failures import NotReachedError, NotStartedError
 
 __all__ = [
     "AuthenticationError",
@@ -180,6 +182,17 @@ def from_engine(args: Sequence[Any]) -> ReducerError:
         key=key or None,
         reason=reason,
     )
+
+
+@contextmanager
+def of_hosted() -> Generator[None]:
+    """Raise the client's errors where the block raises those of hosted reducers."""
+    try:
+        yield
+    except NotStartedError as error:
+        raise ReducerUnavailableError(str(error)) from None
+    except NotReachedError as error:
+        raise JoinError(str(error)) from None
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

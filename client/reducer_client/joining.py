@@ -10,9 +10,10 @@ from functools import partial
 from reducer.wire.handshake import job_key
 from reducer_client import config, debug
 from reducer_client.engine import Engine, EngineError
-from reducer_client.errors import from_engine
+from reducer_client.errors import from_engine, of_hosted
 from reducer_client.group import Group
 from reducer_client.hosted.forming import form
+from reducer_client.hosted.hosting import Hosted, Hosting
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.meeting_place import GroupMeeting, reducer_of_rank_0
 
@@ -40,7 +41,7 @@ def connect(
     digest_every: int | None = None,
     io_threads: int | None = None,
     timeline: str | None = None,
-    hosted: config.Hosted | None = None,
+    hosted: Hosted | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -267,14 +268,14 @@ def join_beside(
 
 def _meet(
     resolve: Callable[..., config.Settings],
-    hosting: config.Hosting,
+    hosting: Hosting,
     dedicated: tuple[str, ...],
     trust_of: Callable[..., Trust],
     *,
     one_machine: bool,
 ) -> Reducers:
     """Meet all other ranks over the dedicated reducers, or over one of rank 0."""
-    with ExitStack() as stack:
+    with of_hosted(), ExitStack() as stack:
         if dedicated:
             settings = resolve(dedicated, min_reducers=1, timeline="")
             trust = trust_of(job=settings.job)

@@ -11,9 +11,9 @@ from collections.abc import Generator
 import numpy as np
 
 from reducer.cluster.addresses import split_address
-from reducer_client.child_daemon import ChildDaemon
 from reducer_client.config import hosted_environment
 from reducer_client.group import Group
+from reducer_client.hosted.child_daemon import ChildDaemon
 from reducer_client.hosted.hosted_reducer import key_file
 from reducer_client.hosted.meeting import Record
 
@@ -42,7 +42,7 @@ def reducer_of_rank_0(address: str, key: bytes, start_seconds: float) -> Generat
     Without a key, anybody who reaches the address can come to the meeting: it is as trustworthy as
     the store of torch.distributed.
 
-    Raises ReducerUnavailableError if the reducer does not start, for example since the port is in
+    Raises NotStartedError if the reducer does not start, for example since the port is in
     use.
     """
     host, port = split_address(address)

@@ -298,7 +298,7 @@ def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -
         pass
     with (
         pytest.raises(ValueError if rank == 0 else JoinError, match=r"no reducer addresses"),
-        process_group(rank, world, None, f"{store}-none", job=job),
+        process_group(rank, world, None, f"{store}-none", job=job, hosted=False),
     ):
         pass
     if rank == 0:

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import secrets
 from collections.abc import Sequence
 
 from reducer import nic
-from reducer_client.config import Hosting
-from reducer_client.debug import join_logger
-from reducer_client.errors import JoinError, ReducerError, ReducerUnavailableError
 from reducer_client.hosted.assignment import Introduction, Machine, assign, find_machines
+from reducer_client.hosted.failures import HostedError, NotReachedError, NotStartedError
 from reducer_client.hosted.hosted_reducer import HostedReducer
+from reducer_client.hosted.hosting import Hosting
 from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
+from reducer_client.hosted.machine import machine_id, own_address
 from reducer_client.hosted.meeting import Meeting, Record
 from reducer_client.hosted.reach import find_unreachable
 from reducer_client.hosted.reducers import Reducers
-from reducer_client.machine import machine_id, own_address
-from reducer_client.reports import logger
+
+logger = logging.getLogger("reducer_client")
+join_logger = logging.getLogger("reducer_client.join")
 
 _KEY_BYTES = 32
 _REACH_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
-
-
-class _Impossible(Exception):  # noqa: N818 - not an error if there are dedicated reducers
-    """There cannot be hosted reducers. All ranks raise this with the same reason."""
-
-    def __init__(self, reason: ReducerError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
 
 
 def form(
@@ -43,10 +37,10 @@ def form(
         key: the job's key; b"" means none. The hosted reducers then get a random one.
 
     Raises:
-        ReducerUnavailableError: a hosted reducer did not start, and there is no dedicated one.
-        JoinError: a rank does not reach a hosted reducer, and there is no dedicated one.
+        HostedError: a hosted reducer did not start, or a rank does not reach it, and there is no
+            dedicated one.
         ValueError: ``REDUCER_SOCKET_IFNAME`` has no address.
-        ReducerError: as `Meeting.exchange`.
+        Also the errors of `Meeting.exchange`.
     """
     introductions = _introduce(meeting, rank, hosting, key)
     machines = find_machines(introductions)
@@ -65,10 +59,8 @@ def form(
     except BaseException as error:
         if own is not None:
             own.stop()
-        if not isinstance(error, _Impossible):
+        if not isinstance(error, HostedError) or not dedicated:
             raise
-        if not dedicated:
-            raise error.reason from None
         if rank == 0:
             logger.warning("only the %d dedicated reducers: %s", len(dedicated), error)
         return Reducers(tuple(dedicated))
@@ -119,9 +111,10 @@ def _start(
                 *("--memory", str(memory_beside_workers(world_size, lanes))),
                 *("--congestion", hosting.congestion),
             ],
+            hosting.environment,
         )
         return own, {"address": own.start()}
-    except (OSError, ReducerUnavailableError) as error:
+    except (OSError, NotStartedError) as error:
         return None, {"error": f"on {machine_name()} (rank {rank}): {error}"}
 
 
@@ -155,7 +148,7 @@ def _gather_addresses(meeting: Meeting, hosts: Sequence[Machine], record: Record
     for found in records:
         if "error" in found:
             text = f"the hosted reducer did not start {found['error']}"
-            raise _Impossible(ReducerUnavailableError(text))
+            raise NotStartedError(text)
     return [found["address"] for found in records]
 
 
@@ -170,4 +163,4 @@ def _check_reach(meeting: Meeting, addresses: Sequence[str]) -> None:
                 f"({why}): let the firewall pass this port (REDUCER_HOSTED_PORTS=FIRST-LAST chooses"
                 " one), or name the interface that all machines share (REDUCER_SOCKET_IFNAME)"
             )
-            raise _Impossible(JoinError(text))
+            raise NotReachedError(text)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
-from reducer_client.child_daemon import ChildDaemon
-from reducer_client.config import hosted_environment
-from reducer_client.errors import ReducerUnavailableError
-from reducer_client.reports import logger
+from reducer_client.hosted.child_daemon import ChildDaemon
+from reducer_client.hosted.failures import NotStartedError
+
+logger = logging.getLogger("reducer_client")
 
 _START_SECONDS = 30.0
 _SETTLED_SECONDS = 60.0
@@ -31,15 +32,22 @@ class HostedReducer:
         ports: the first and the last port to try; (0, 0) means any free port.
         key: the reducers' key.
         options: more arguments of ``reducer serve``.
+        environment: the environment of the process.
     """
 
     def __init__(
-        self, host: str, ports: tuple[int, int], key: bytes, options: Sequence[str]
+        self,
+        host: str,
+        ports: tuple[int, int],
+        key: bytes,
+        options: Sequence[str],
+        environment: Mapping[str, str],
     ) -> None:
         self._host = host
         self._ports = ports
         self._key = key
         self._options = options
+        self._environment = environment
         self._pid = os.getpid()
         self._lock = threading.Lock()  # of _daemon and _stops
         self._daemon: ChildDaemon | None = None
@@ -57,7 +65,7 @@ class HostedReducer:
             return None if self._daemon is None else self._daemon.pid
 
     def start(self) -> str:
-        """Start the process and return the address. Raises ReducerUnavailableError or OSError."""
+        """Start the process and return the address. Raises NotStartedError or OSError."""
         self._thread.start()
         self._first_try.wait()
         if self._error is not None:
@@ -106,7 +114,7 @@ class HostedReducer:
                     with self._lock:
                         self._daemon = None
                     daemon.stop()
-        except (OSError, ReducerUnavailableError) as error:
+        except (OSError, NotStartedError) as error:
             self._error = error
             return str(error)
         finally:
@@ -120,7 +128,7 @@ class HostedReducer:
             *("--key-file", f"/proc/self/fd/{key_fd}"),
             *self._options,
         ]
-        daemon = ChildDaemon(options, hosted_environment(), (key_fd,))
+        daemon = ChildDaemon(options, self._environment, (key_fd,))
         with self._lock:
             self._daemon = daemon
             if self._stops:

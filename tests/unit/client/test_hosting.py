@@ -7,9 +7,10 @@ import pytest
 from reducer_client import config
 from reducer_client.hosted.assignment import Introduction, assign, find_machines
 from reducer_client.hosted.hosted_reducer import free_port
+from reducer_client.hosted.hosting import Hosted
 from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
+from reducer_client.hosted.machine import own_address
 from reducer_client.hosted.reach import find_unreachable
-from reducer_client.machine import own_address
 from tests.support.ports import free_ports
 
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -67,7 +68,7 @@ def test_bad_values_are_named(variable: str, value: str, expected: str) -> None:
     ],
 )
 def test_when_the_ranks_meet(
-    wanted: config.Hosted, dedicated: int, world_size: int, several: bool, tls: bool, meets: bool
+    wanted: Hosted, dedicated: int, world_size: int, several: bool, tls: bool, meets: bool
 ) -> None:
     hosting = config.resolve_hosting(wanted, environ={})
     found = config.needs_meeting(hosting, dedicated, world_size, several_machines=several, tls=tls)

@@ -30,7 +30,7 @@ SHARED |= {
 }
 SHARED |= {"reducer.system_files", "reducer.units"}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
-TORCH = {*SHARED, "numpy", "torch"} | {
+TORCH = {*SHARED, "reducer_client.hosted", "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
 }
 SERVER = {*SHARED, "reducer.core"} | {
@@ -53,7 +53,7 @@ ALLOWED = {
     "reducer.core.runs": {*ROUNDS, "reducer.core.measures", "reducer.core.rounds"},
     "reducer.core.members": {*ROUNDS, "reducer.core.rounds", "reducer.core.runs"},
     "reducer.native": {"mypyc"},
-    "reducer.status": {"reducer.columns"},
+    "reducer.status": {"reducer.columns", "reducer.system_files"},
     "reducer.server": {*SHARED, "reducer.core"},
     # The rooms of the daemon, lowest first.
     "reducer.server.pipe": SERVER,
@@ -67,6 +67,7 @@ ALLOWED = {
     | {"reducer.status", "google_crc32c", "prometheus_client", "uvloop"},
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
+    "reducer_client.hosted": SHARED,
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from reducer_client.config import find_local_ranks
-from reducer_client.machine import machine_id
+from reducer_client.hosted.machine import machine_id
 from reducer_client.torch.hierarchy.layout import (
     HostRecord,
     Layout,

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from reducer_client import config, debug
-from reducer_client.errors import JoinError
+from reducer_client.errors import JoinError, of_hosted
 from reducer_client.group import Group
 from reducer_client.hosted.forming import form
 from reducer_client.hosted.reducers import Reducers
@@ -114,7 +114,8 @@ class Formation:
             meeting = StoreMeeting(store, self.rank, self.world_size, self._wait)
             toward = store_host(store) or hosting.toward
             hosting = replace(hosting, toward=toward)
-            reducers = form(meeting, self.rank, hosting, reducers.addresses, key=trust.key)
+            with of_hosted():
+                reducers = form(meeting, self.rank, hosting, reducers.addresses, key=trust.key)
         seconds = self.timeout.total_seconds()
         with reducers.stopped_on_error():
             settings = config.resolve(
@@ -141,6 +142,8 @@ class Formation:
             self._wait(store, [f"rank/{rank}" for rank in range(self.world_size)])
             job, found = config.resolve_run(options.addresses, options.job)
             meets = beside is None and self._meets(options)
+            if not meets and beside is None:
+                config.require_addresses(options.addresses)
         except (JoinError, ValueError) as error:  # the other ranks need not wait
             store.set("run", json.dumps({"error": str(error)}))
             raise

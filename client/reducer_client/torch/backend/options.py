@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reducer_client.config import Hosted
 from reducer_client.dtypes import WireDtype
+from reducer_client.hosted.hosting import Hosted
 
 Hierarchy = Literal["auto"] | bool
 

@@ -16,7 +16,7 @@ import torch
 
 from reducer_client.config import find_local_ranks
 from reducer_client.group import Group
-from reducer_client.machine import machine_id
+from reducer_client.hosted.machine import machine_id
 
 _RECORD = struct.Struct("<iib?16s")
 _WANTED = {None: 0, True: 1, False: 2}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from reducer_client.errors import ReducerUnavailableError
+from reducer_client.hosted.failures import NotStartedError
 
 # Runs in the child before the daemon, so that the child ends with its parent even after kill -9.
 # (A preexec_fn would be unsafe in a process with threads.)
@@ -34,12 +34,15 @@ class ChildDaemon:
 
     Args:
         options: the arguments of ``reducer serve``.
-        environ: the process's environment.
+        environment: the process's environment.
         descriptors: file descriptors that the process inherits.
     """
 
     def __init__(
-        self, options: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()
+        self,
+        options: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
     ) -> None:
         self._options = ["serve", *options]
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -48,7 +51,7 @@ class ChildDaemon:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environ,
+            env=environment,
             pass_fds=descriptors,
         )
 
@@ -63,7 +66,7 @@ class ChildDaemon:
     def wait_ready(self, deadline: float) -> str:
         """Wait until the reducer accepts connections and return its address.
 
-        Raises ReducerUnavailableError with the end of the log if the reducer is not ready at the
+        Raises NotStartedError with the end of the log if the reducer is not ready at the
         deadline (of ``time.monotonic``) or has ended.
         """
         ready = self._read_ready_line(deadline)
@@ -75,7 +78,7 @@ class ChildDaemon:
             code = self._process.poll()
             late = "was not ready in time (is the machine overloaded?)"
             state = late if code is None else f"ended with code {code}"
-            raise ReducerUnavailableError(
+            raise NotStartedError(
                 f"a local reducer {state}: reducer {' '.join(self._options)}\n{self.log_tail()}"
             ) from None
 
