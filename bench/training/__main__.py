@@ -79,7 +79,7 @@ def _make_case(options: argparse.Namespace, workers: int, rate: str | None) -> C
     return Case(
         size=options.size,
         workers=workers,
-        reducers=options.reducers or workers,
+        reducers=workers if options.reducers is None else options.reducers,
         lanes=options.lanes,
         rate=rate,
         congestion=own if rate is None else allow_congestion(options.congestion),
@@ -91,6 +91,7 @@ def _make_case(options: argparse.Namespace, workers: int, rate: str | None) -> C
         blocks=options.blocks,
         steps=options.steps,
         contenders=options.contenders,
+        hosted=options.hosted,
     )
 
 
@@ -103,7 +104,8 @@ def _parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--size", choices=SHAPES, default="10m")
     add("--workers", type=_counts, default=[8], metavar="N,...")
-    add("--reducers", type=_count, help="default: as many as workers")
+    add("--reducers", type=int, help="default: as many as workers; 0 needs --hosted")
+    add("--hosted", action="store_true", help="the workers host reducers, too")
     add("--lanes", type=_count, default=1, help="of each reducer")
     add("--rates", type=_words, default=["100mbit"], metavar="RATE,...", help="of every NIC")
     add("--loopback", action="store_true", help="without lab and root: a check, not a measurement")
@@ -128,6 +130,10 @@ def _parse_arguments() -> argparse.Namespace:
     try:
         options.rates = [None] if options.loopback else _checked_rates(options.rates)
         options.contenders = _contenders(options)
+        if (options.reducers or 0) < 0 or (options.reducers == 0 and not options.hosted):
+            raise ValueError(
+                f"--reducers {options.reducers}: expected 1 or more, or 0 and --hosted"
+            )
         if not 2 <= options.sequence <= POSITIONS:
             raise ValueError(f"--sequence {options.sequence}: expected 2 to {POSITIONS} tokens")
     except ValueError as error:

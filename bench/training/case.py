@@ -42,7 +42,8 @@ class Case:
     """One run. A worker's part of a step is ``batch`` passages of ``sequence`` tokens.
 
     ``rate`` has tc's syntax, None for loopback. ``chunk`` (bytes) and ``credit`` are None for the
-    defaults of client and daemon. The last contender is ``COMPUTE``.
+    defaults of client and daemon. The last contender is ``COMPUTE``. ``hosted``: the workers host
+    reducers, too.
     """
 
     size: str
@@ -59,6 +60,7 @@ class Case:
     blocks: int
     steps: int
     contenders: tuple[str, ...]
+    hosted: bool = False
 
     @property
     def samples(self) -> int:

@@ -61,6 +61,7 @@ def run(case: Case, on_turn: OnTurn) -> list[Outcome]:
             "store": f"{folder}/store",
             "interface": "lo" if case.rate is None else "eth0",
             "addresses": fleet.start_reducers(reducers, *credit, lanes=case.lanes),
+            "meeting": f"{place.address(workers[0])}:2224",
         }
         orders = [{**order, "rank": rank} for rank in range(case.workers)]
         lines = fleet.run_workers(workers, "bench.training.worker", orders, _SILENCE_SECONDS)

@@ -29,7 +29,8 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     case, rank = from_json(order["case"]), order["rank"]
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = order["interface"]
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["REDUCER_SOCKET_IFNAME"] = order["interface"]
+    os.environ["REDUCER_MEETING"] = order["meeting"]
     dist.init_process_group(
         "gloo", init_method=f"file://{order['store']}", rank=rank, world_size=case.workers
     )
@@ -43,11 +44,12 @@ def main() -> None:
 
 
 def _join(case: Case, rank: int, addresses: list[str], stack: ExitStack) -> Group | None:
-    if not addresses:
+    if not addresses and not case.hosted:
         return None
     return stack.enter_context(
         reducer_client.connect(
-            addresses,
+            addresses or None,
+            hosted=case.hosted,
             job="training",
             rank=rank,
             world_size=case.workers,
