@@ -1,4 +1,4 @@
-"""``reducer plan``: computes how many reducers a cluster needs and when they pay off."""
+"""``reducer plan``: computes how many dedicated reducers a cluster needs, and when they pay off."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 @click.option(
     "--reducers",
     type=int,
-    help="Number of reducers. [default: enough for the workers' bandwidth]",
+    help="Number of dedicated reducers; 0 means that the workers host all reducers. [default: "
+    "enough for the workers' bandwidth]",
 )
 @click.option("--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC, each way.")
 @click.option(
@@ -105,18 +106,21 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a plot of the times over the number of reducers to this PNG file.",
+    help="Also write a plot of the times over the number of dedicated reducers to this PNG file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**given: Any) -> None:
-    """Compute how many reducers a cluster needs.
+    """Compute how many dedicated reducers a cluster needs.
 
-    The command also computes when reducers pay off, and the time that they save over a ring. The
-    times count the bytes on the NICs and the packet headers, and neither latency nor CPU time. They
-    are therefore the best times that reducers and a ring can reach.
+    Dedicated reducers have machines of their own. The workers host reducers as well, which sum the
+    part of the gradients for which the dedicated ones have no time. The command computes the time
+    that each number of dedicated reducers saves over a ring, and the price below which they pay
+    off. The times count the bytes on the NICs and the packet headers, and neither latency nor CPU
+    time. They are therefore the best times that reducers and a ring can reach.
 
     \b
       reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32
+      reducer plan --workers 4 --worker-gbps 100 --reducer-gbps 100 --reducers 0
       reducer plan --workers 8 --worker-gbps 100 --reducer-machine n1-highcpu-16 \\
           --parameters 340M --step 250ms --worker-price 30 --reducer-price 0.60
       reducer plan --workers 4 --worker-gbps 100 --reducer-gbps 100 --flow-gbps 5 --lanes 2

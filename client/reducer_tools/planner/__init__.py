@@ -1,6 +1,6 @@
 """Computes how many reducers pay off, with a model of times, bytes and prices. No I/O.
 
-``network_time`` is the model. ``reducer_count`` says how many reducers beat a ring, and ``cost`` up
-to which price they pay off. ``plan`` puts these numbers together for a cluster, and ``conclusions``
-says them in sentences.
+``network_time`` is the model. ``reducer_count`` says how many dedicated reducers are enough, and
+``cost`` up to which price they pay off. ``plan`` puts these numbers together for a cluster, and
+``conclusions`` says them in sentences.
 """

@@ -1,27 +1,27 @@
-"""The conclusions of a plan as sentences: what is faster, at which price, and the pool's size."""
+"""The conclusions of a plan as sentences: how fast, at which price, and the pool's size."""
 
 from __future__ import annotations
 
 from reducer.units import format_count
 from reducer_tools.planner import lanes
-from reducer_tools.planner.network_time import exact
-from reducer_tools.planner.plan import Plan
+from reducer_tools.planner.network_time import dedicated_gbps, exact
+from reducer_tools.planner.plan import Choice, Plan
 from reducer_tools.planner.pools import Sizing
-from reducer_tools.planner.text import format_price
+from reducer_tools.planner.text import format_price, format_seconds
 
 
 def conclude(plan: Plan) -> list[str]:
-    """Whether reducers or a ring are faster, and the price below which reducers pay off."""
+    """How fast the chosen number of reducers is, and the price below which reducers pay off."""
     if plan.cluster.workers == 1:
         return ["A single worker needs no reducers."]
     if plan.to_beat_ring is None:
-        return [_conclude_two(plan), *_conclude_connections(plan)]
-    return [
-        _conclude_times(plan, plan.to_beat_ring),
-        *_conclude_prices(plan),
-        *_conclude_connections(plan),
-        _conclude_lanes(plan),
-    ]
+        times, prices = _conclude_two(plan), []
+    else:
+        times, prices = _conclude_times(plan, plan.to_beat_ring), _conclude_prices(plan)
+    if not plan.chosen.reducers:
+        return [*times, *prices]
+    machines = [*_conclude_connections(plan), _conclude_lanes(plan), *_conclude_rate(plan)]
+    return [*times, *prices, *machines]
 
 
 def conclude_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
@@ -40,55 +40,96 @@ def conclude_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
     return lines
 
 
-def _conclude_two(plan: Plan) -> str:
-    if plan.chosen.winner == "ring":
-        count = _take(plan)
-        return f"A ring wins: {count}, and no number of reducers beats a ring of two."
-    return "No reducers: a ring of two moves as few bytes, and no number of reducers beats it."
-
-
-def _conclude_times(plan: Plan, least: int) -> str:
-    chosen = plan.chosen
-    count = format_count(chosen.reducers, "reducer")
-    more = f"{least:,} or more beat it, and the gain grows up to {plan.needed:,}"
-    if plan.needed == least:
-        more = f"{least:,} or more beat it"
-    if chosen.winner == "ring":
-        return f"A ring wins: {_take(plan)}; {more}."
-    if chosen.winner == "neither":
-        return f"Neither wins: {count} and a ring take the same time; {more}."
-    fewer = f"; with {least - 1:,} or fewer a ring is as fast or faster" if least > 1 else ""
+def _conclude_two(plan: Plan) -> list[str]:
+    chosen, none = plan.chosen, "no number of dedicated reducers is faster"
+    if chosen.reducers == 0:
+        return [f"Hosted reducers alone reduce as fast as a ring of two, and {none}."]
+    count = _count(chosen.reducers)
     if chosen.reducers < plan.needed:
-        fewer += f"; the gain grows up to {plan.needed:,}"
-    reduce = f"reduce{'s' * (chosen.reducers == 1)} {chosen.speedup:.2f}x as fast as a ring"
-    return f"Reducers win: {count} {reduce}{fewer}."
+        both = f"{count} and 2 hosted ones reduce as fast as a ring of two, and {none}."
+        return [both, _conclude_without(plan)]
+    alone = "so do hosted reducers alone"
+    return [f"{count} {_reduce(chosen)} as fast as a ring of two, and {alone}: {none}."]
 
 
-def _take(plan: Plan) -> str:
-    """The subject and the verb of a sentence about how much longer the reducers take."""
-    chosen = plan.chosen
-    takes = "takes" if chosen.reducers == 1 else "take"
-    times = f"{1 / chosen.speedup:.2f} times as long"
-    return f"{format_count(chosen.reducers, 'reducer')} {takes} {times}"
+def _conclude_times(plan: Plan, least: int) -> list[str]:
+    chosen, count = plan.chosen, _count(plan.chosen.reducers)
+    if chosen.reducers == 0:
+        return ["Hosted reducers alone reduce as fast as a ring.", _conclude_one_more(plan)]
+    fast = f"{chosen.speedup:.2f}x as fast as a ring"
+    if chosen.reducers < plan.needed:
+        both = f"{count} and {plan.cluster.workers:,} hosted ones reduce {fast}."
+        return [both, _conclude_without(plan), _conclude_one_more(plan)]
+    rest = f"hosted reducers have no share, and more than {plan.needed:,} gain nothing"
+    enough = f"{count} {_reduce(chosen)} {fast}: {rest}."
+    return [enough, *([_conclude_fewer(plan, least)] if plan.needed > 1 else [])]
+
+
+def _conclude_without(plan: Plan) -> str:
+    """What hosted reducers gain if there are too few dedicated ones."""
+    times = f"{_times_alone(plan.chosen):.2f} times as long"
+    never = "With hosted reducers an all-reduce is never slower than a ring"
+    return f"{never}; without them this one would take {times}."
+
+
+def _conclude_fewer(plan: Plan, least: int) -> str:
+    """What hosted reducers would gain with fewer dedicated ones than the chosen number."""
+    slow = {1: "1", 2: "1 would not beat a ring, and"}
+    subject = slow.get(least, f"{least - 1:,} or fewer would not beat a ring, and 1")
+    times = f"{_times_alone(plan.cluster.choice(1)):.2f} times as long"
+    return (
+        "With fewer dedicated reducers, hosted ones sum the rest, and an all-reduce is never "
+        f"slower than a ring. Without hosted ones, {subject} would take {times} as with them."
+    )
+
+
+def _conclude_one_more(plan: Plan) -> str:
+    first = "One more" if plan.chosen.reducers else "The first"
+    saved = format_seconds(plan.chosen.one_more_saves_seconds)
+    return (
+        f"{first} dedicated reducer saves {saved} of an all-reduce; more than {plan.needed:,} "
+        "gain nothing."
+    )
+
+
+def _count(reducers: int) -> str:
+    return format_count(reducers, "dedicated reducer")
+
+
+def _reduce(chosen: Choice) -> str:
+    return "reduces" if chosen.reducers == 1 else "reduce"
+
+
+def _times_alone(choice: Choice) -> float:
+    """The time without hosted reducers as a multiple of the time with them."""
+    return (choice.alone_seconds or 0.0) / choice.allreduce_seconds
 
 
 def _conclude_prices(plan: Plan) -> list[str]:
+    return [*_conclude_break_even(plan), *_conclude_cheapest(plan)]
+
+
+def _conclude_break_even(plan: Plan) -> list[str]:
     chosen, cluster = plan.chosen, plan.cluster
-    count = format_count(chosen.reducers, "reducer")
+    if chosen.break_even_ratio is None:
+        return []
+    pay = f"{_count(chosen.reducers)} pay{'s' * (chosen.reducers == 1)} off"
     if chosen.break_even_ratio <= 1e-9:
-        pay = "pays" if chosen.reducers == 1 else "pay"
-        return [f"{count} {pay} off at no price: a step takes no less time."]
+        return [f"{pay} at no price: a step takes no less time."]
     price = f"{chosen.break_even_ratio:.3g} of a worker's price"
     if plan.break_even_price is not None:
         price = f"{format_price(plan.break_even_price)} an hour, {price}"
     known = cluster.step.compute_seconds is not None
     guess = "" if known else ", if a step is only its all-reduce (see --step and --compute)"
-    lines = [f"They pay off if one costs less than {price}{guess}."]
-    if cluster.ring_cost() is not None and chosen.cost_per_step is not None:
-        cheapest = plan.cheapest
-        least = f"with {format_count(cheapest.reducers, 'reducer')}" if cheapest else "over a ring"
-        lines.append(f"At these prices a step costs least {least}.")
-    return lines
+    return [f"{pay} if one costs less than {price}{guess}."]
+
+
+def _conclude_cheapest(plan: Plan) -> list[str]:
+    if plan.cheapest is None:
+        return []
+    count = plan.cheapest.reducers
+    least = _count(count) if count else "hosted reducers alone"
+    return [f"At these prices a step costs least with {least}."]
 
 
 def _conclude_connections(plan: Plan) -> list[str]:
@@ -105,7 +146,8 @@ def _conclude_connections(plan: Plan) -> list[str]:
     carried = reducers * plan.chosen.lanes * exact(flow)
     if carried < share:
         has = format_count(plan.chosen.lanes, "lane")
-        lines.append(f"With {has} its connections carry {float(carried):.3g}: they set the time.")
+        carry = f"its connections carry {float(carried):.3g}"
+        lines.append(f"With {has} {carry}: hosted reducers sum the rest.")
     return lines
 
 
@@ -119,9 +161,21 @@ def _conclude_lanes(plan: Plan) -> str:
         why = f"one for each {lanes.LANE_GBPS} Gbit/s that it sums"
     cores = -(-count * 4 // 3)
     return (
-        f"Give each reducer {format_count(count, 'lane')}, {why}. `--lanes auto` starts as many "
-        f"on {format_count(cores, 'core')}."
+        f"Give each dedicated reducer {format_count(count, 'lane')}, {why}. `--lanes auto` starts "
+        f"as many on {format_count(cores, 'core')}."
     )
+
+
+def _conclude_rate(plan: Plan) -> list[str]:
+    """The rate that the workers need to know to find the shares; empty if their default is right.
+
+    Without it, they count a dedicated reducer as fast as the slowest worker (docs/hosted.md).
+    """
+    cluster = plan.cluster
+    rate = dedicated_gbps(cluster.workers, cluster.reducer_gbps, cluster.flows.to_reducer)
+    if plan.chosen.reducers >= plan.needed or rate == exact(cluster.worker_gbps):
+        return []
+    return [f"Set REDUCER_DEDICATED_GBPS={float(rate):g} on the workers, for the right shares."]
 
 
 def _conclude_third_pool(sizing: Sizing, reducer_gbps: float) -> str:

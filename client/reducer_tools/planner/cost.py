@@ -43,6 +43,11 @@ def step_cost(
     return (workers * worker_price + reducers * reducer_price) * seconds / _HOUR
 
 
+def speedup(ring: float, seconds: float) -> float:
+    """How many times as fast as a ring; 1 for one worker, who needs no time for either."""
+    return ring / seconds if seconds else 1.0
+
+
 def break_even_ratio(workers: int, reducers: int, ring_step: float, step: float) -> float:
     """The ratio of a reducer's price q to a worker's price p below which reducers pay off.
 
@@ -53,7 +58,7 @@ def break_even_ratio(workers: int, reducers: int, ring_step: float, step: float)
     >>> break_even_ratio(8, 16, 1.75, 1.0)
     0.375
     """
-    return workers / reducers * (ring_step / step - 1)
+    return workers / reducers * (speedup(ring_step, step) - 1)
 
 
 def check_amount(field: str, what: str, amount: float | None) -> None:

@@ -1,10 +1,13 @@
 """The model of an all-reduce that only the NICs limit, with reducers and with a ring.
 
-N is the size of one worker's array in bytes, W the number of workers, R the number of reducers, BW
-and BW_r the rates of their full-duplex NICs. A ring moves 2(W-1)/W x N bytes through each worker's
-NIC, each way. With reducers, N bytes pass each worker's NIC, each way, and W x N bytes are spread
-over R reducers. The slower of the two limits the rate. Rates are in Gbit/s (10^9 bits), sizes in
-bytes, times in seconds.
+Reducers are dedicated, on machines of their own, or hosted, on the machines of the workers.
+
+N is the size of one worker's array in bytes, W the number of workers, R the number of dedicated
+reducers, BW and BW_r the rates of their full-duplex NICs. A ring moves 2(W-1)/W x N bytes through
+each worker's NIC, each way. With dedicated reducers alone, N bytes pass each worker's NIC, each
+way, and W x N bytes are spread over R reducers. The slower of the two limits the rate. Hosted
+reducers take the part of the array for which the dedicated ones have no time. Rates are in Gbit/s
+(10^9 bits), sizes in bytes, times in seconds.
 
 The model ignores latency, the time to fill the pipeline (about R chunks, so use arrays of MiB) and
 the CPU. `tests/unit/planner/test_planner_measured.py` compares the model with measurements.
@@ -21,7 +24,7 @@ from reducer import shares
 HEADER_OVERHEAD = 1.045
 # Limits far beyond any cluster, but small enough that no product exceeds the range of a float.
 MOST_WORKERS = 10**6
-_MOST_REDUCERS = 10**18
+MOST_REDUCERS = 10**18
 _LEAST, _MOST = 1e-12, 1e18
 
 
@@ -37,34 +40,77 @@ def ring_seconds(bytes: int, workers: int, worker_gbps: float) -> float:
 def reducer_seconds(
     bytes: int, workers: int, worker_gbps: float, reducers: int, reducer_gbps: float
 ) -> float:
-    """The time with R reducers: max(N / BW, W x N / (R x BW_r)).
+    """The time with R dedicated reducers alone: max(N / BW, W x N / (R x BW_r)).
 
     A worker sends N bytes and receives N; all reducers together receive W x N and send W x N. The
-    formula is the one for parameter servers in section 2 of the paper that `mixed_seconds` cites,
+    formula is the one for parameter servers in section 2 of the paper that `reducer.shares` cites,
     with a separate rate for reducers.
     """
     check_count("workers", workers, MOST_WORKERS)
-    check_count("reducers", reducers, _MOST_REDUCERS)
+    check_count("reducers", reducers, MOST_REDUCERS)
     at_workers = _wire_seconds(bytes, "worker_gbps", worker_gbps)
     at_reducers = _wire_seconds(bytes, "reducer_gbps", reducer_gbps) * workers / reducers
     return max(at_workers, at_reducers)
 
 
 def mixed_seconds(
-    bytes: int, workers: int, worker_gbps: float, reducers: int, reducer_gbps: float
+    bytes: int,
+    workers: int,
+    worker_gbps: float,
+    reducers: int,
+    reducer_gbps: float,
+    to_reducer: Fraction | None = None,
 ) -> float:
-    """The optimal time with R reducers if workers also sum a part of the array.
+    """The time with R dedicated reducers and a hosted one on each worker's machine; R may be 0.
 
-    `reducer.shares` derives the formula. Our workers sum nothing, so the difference to
-    `reducer_seconds` is what a mixed design could gain.
+    `reducer.shares` derives the formula. ``to_reducer`` is as for `dedicated_gbps`. As for a ring,
+    nothing limits the connections between the workers.
     """
-    check_count("workers", workers, MOST_WORKERS)
-    check_count("reducers", reducers, _MOST_REDUCERS)
-    check_positive("worker_gbps", worker_gbps)
-    check_positive("reducer_gbps", reducer_gbps)
-    rate = exact(worker_gbps)
-    time = shares.least_time(workers, rate, workers * rate, reducers * exact(reducer_gbps))
+    time = least_time(workers, worker_gbps, reducers, reducer_gbps, to_reducer)
     return _wire_seconds(bytes, "worker_gbps", 1.0) * float(time)
+
+
+def least_time(
+    workers: int,
+    worker_gbps: float,
+    reducers: int,
+    reducer_gbps: float,
+    to_reducer: Fraction | None = None,
+) -> Fraction:
+    """`mixed_seconds` for an array of one Gbit, without headers; 0 for one worker."""
+    check_count("workers", workers, MOST_WORKERS)
+    check_count("reducers", reducers, MOST_REDUCERS, least=0)
+    check_positive("worker_gbps", worker_gbps)
+    rate = exact(worker_gbps)
+    all_dedicated = reducers * dedicated_gbps(workers, reducer_gbps, to_reducer)
+    return shares.least_time(workers, rate, workers * rate, all_dedicated)
+
+
+def hosted_share(
+    workers: int,
+    worker_gbps: float,
+    reducers: int,
+    reducer_gbps: float,
+    to_reducer: Fraction | None = None,
+) -> Fraction:
+    """The part of the array that all hosted reducers together sum in `mixed_seconds`."""
+    time = least_time(workers, worker_gbps, reducers, reducer_gbps, to_reducer)
+    rate = reducers * dedicated_gbps(workers, reducer_gbps, to_reducer)
+    return max(Fraction(0), 1 - time * rate / workers)
+
+
+def dedicated_gbps(
+    workers: int, reducer_gbps: float, to_reducer: Fraction | None = None
+) -> Fraction:
+    """The rate of a dedicated reducer: its NIC's, or W x ``to_reducer`` if that is less.
+
+    ``to_reducer``: Gbit/s of all connections between a worker and a reducer; None if nothing limits
+    them. A share y of the array takes y N / ``to_reducer`` on these connections, and W y N / BW_r
+    on the reducer's NIC.
+    """
+    check_positive("reducer_gbps", reducer_gbps)
+    rate = exact(reducer_gbps)
+    return rate if to_reducer is None else min(rate, workers * to_reducer)
 
 
 def ring_factor(workers: int) -> float:
@@ -97,10 +143,10 @@ def exact(gbps: float) -> Fraction:
     return Fraction(str(gbps))
 
 
-def check_count(field: str, count: int, most: int) -> None:
-    """Raise ValueError with field, expected and got unless ``count`` is from 1 to ``most``."""
-    if count != int(count) or count < 1:
-        raise ValueError(f"{field}: expected a whole number, 1 or more, got {count}")
+def check_count(field: str, count: int, most: int, least: int = 1) -> None:
+    """Raise ValueError with field, expected and got unless ``least`` <= ``count`` <= ``most``."""
+    if count != int(count) or count < least:
+        raise ValueError(f"{field}: expected a whole number, {least} or more, got {count}")
     if count > most:
         raise ValueError(f"{field}: expected at most {most:,}, got {_shorten(count)}")
 

@@ -1,4 +1,4 @@
-"""How many reducers cover the workers' traffic, and how many beat a ring.
+"""How many dedicated reducers cover the workers' traffic, and how many alone beat a ring.
 
 Both numbers follow from the model in `network_time`. `cost.break_even_ratio` says up to which price
 reducers pay off.
@@ -17,6 +17,7 @@ def reducers_needed(
 ) -> int:
     """The least number of reducers whose total egress covers the workers' total egress.
 
+    More reducers gain nothing, and hosted reducers have no share beside this number.
     ``to_reducer``: Gbit/s of all connections between a worker and a reducer, which must cover the
     worker's egress as well; None if nothing limits them. Without this limit, this is the rule of
     Vertex AI's "Distributed training", with its two examples:
@@ -32,8 +33,9 @@ def reducers_needed(
 def reducers_to_beat_ring(
     workers: int, worker_gbps: float, reducer_gbps: float, to_reducer: Fraction | None = None
 ) -> int | None:
-    """The least number of reducers that is faster than a ring; None for one or two workers.
+    """The least number of reducers that is faster than a ring without hosted ones.
 
+    None for one or two workers, for whom no number is faster.
     W / (R x BW_r) < 2(W-1) / (W x BW) holds if R x BW_r > W^2 / (2(W-1)) x BW. For 4 workers, all
     reducers together need more than 2.67 times the rate of one worker. In the same way the
     connections of a worker need R x ``to_reducer`` > W / (2(W-1)) x BW (see `reducers_needed`).

@@ -18,7 +18,7 @@ from reducer_tools.planner.text import (
     wrap,
 )
 
-_LEGEND = "optimum: the speedup if workers also sum a part (BytePS, OSDI 2020)"
+_LEGEND = "reducers: dedicated ones; the workers host others, except in `without hosted`"
 # Costs are shown per thousand steps, because the cost of one step has too many zeros.
 _STEPS = 1000
 
@@ -101,8 +101,7 @@ def _facts(plan: Plan) -> list[str]:
         ("workers", f"{cluster.workers:,} at {cluster.worker_gbps:g} Gbit/s"),
         ("reducers needed", f"{plan.needed:,} at {cluster.reducer_gbps:g} Gbit/s"),
         ("to beat a ring", _describe_least(plan.to_beat_ring)),
-        ("lanes of a reducer", _describe_lanes(plan)),
-        ("cores of a reducer", cores.describe(cluster.reducer_cores(chosen.reducers))),
+        *_facts_of_a_reducer(plan),
         ("cores of a worker", cores.describe(cluster.worker_cores(chosen.reducers))),
         ("gradients", format_bytes(cluster.gradient_bytes) + " a worker"),
         (f"all-reduce, {count}", format_seconds(chosen.allreduce_seconds)),
@@ -122,10 +121,17 @@ def _facts(plan: Plan) -> list[str]:
     return aligned(facts, left=(0, 1))
 
 
+def _facts_of_a_reducer(plan: Plan) -> list[tuple[str, str]]:
+    if not plan.chosen.reducers:
+        return []
+    busy = cores.describe(plan.cluster.reducer_cores(plan.chosen.reducers))
+    return [("lanes of a reducer", _describe_lanes(plan)), ("cores of a reducer", busy)]
+
+
 def _describe_least(reducers: int | None) -> str:
     if reducers is None:
         return "impossible: a ring of two moves no more bytes"
-    return f"{reducers:,} or more"
+    return f"{reducers:,} or more without hosted ones"
 
 
 def _describe_lanes(plan: Plan) -> str:
@@ -138,22 +144,21 @@ def _describe_lanes(plan: Plan) -> str:
 
 def _table(plan: Plan) -> list[str]:
     """A line for a ring and one for each number of reducers. Unknown columns are left out."""
-    cluster = plan.cluster
-    rows = [["reducers", "all-reduce", "speedup", "optimum"]]
-    rows.append(["ring", format_seconds(cluster.ring_seconds()), "1.00x", "1.00x"])
-    rows += [_time_cells(choice, cluster.ring_seconds()) for choice in plan.choices]
+    cluster, choices = plan.cluster, plan.choices
+    rows = [["", "", "", "one more", "without"]]
+    rows.append(["reducers", "all-reduce", "speedup", "saves", "hosted"])
+    rows.append(["ring", format_seconds(cluster.ring_seconds()), "1.00x", "-", "-"])
+    rows += [_time_cells(choice) for choice in choices]
     if cluster.step.compute_seconds is not None:
         step = format_seconds(cluster.ring_step_seconds())
-        _add(rows, ["step", step, *(format_seconds(c.step_seconds) for c in plan.choices)])
-        _add(rows, ["speedup", "1.00x", *(f"{c.step_speedup:.2f}x" for c in plan.choices)])
-    ring_cost = cluster.ring_cost()
-    if ring_cost is not None and plan.chosen.cost_per_step is not None:
-        costs = [ring_cost, *(choice.cost_per_step or 0.0 for choice in plan.choices)]
-        _add(rows, [f"{_STEPS:,} steps", *(format_price(_STEPS * each) for each in costs)])
-    marks = [" *" if choice == plan.chosen else "" for choice in plan.choices]
-    wins = [choice.winner + mark for choice, mark in zip(plan.choices, marks, strict=True)]
-    _add(rows, ["wins", "", *wins])
-    return [*aligned(rows, left=(len(rows[0]) - 1,)), _LEGEND]
+        _add(rows, ["", "step", step, *(format_seconds(c.step_seconds) for c in choices)])
+        _add(rows, ["", "speedup", "1.00x", *(f"{c.step_speedup:.2f}x" for c in choices)])
+    costs = [cluster.ring_cost(), *(choice.cost_per_step for choice in choices)]
+    known = [format_price(_STEPS * cost) for cost in costs if cost is not None]
+    if len(known) == len(costs):
+        _add(rows, [f"{_STEPS:,}", "steps", *known])
+    _add(rows, ["", "", "", *("*" if choice == plan.chosen else "" for choice in choices)])
+    return [*aligned(rows), _LEGEND]
 
 
 def _add(rows: list[list[str]], column: list[str]) -> None:
@@ -161,7 +166,12 @@ def _add(rows: list[list[str]], column: list[str]) -> None:
         row.append(cell)
 
 
-def _time_cells(choice: Choice, ring: float) -> list[str]:
-    optimum = f"{ring / choice.optimum_seconds:.2f}x" if choice.optimum_seconds else "-"
-    seconds = format_seconds(choice.allreduce_seconds)
-    return [f"{choice.reducers:,}", seconds, f"{choice.speedup:.2f}x", optimum]
+def _time_cells(choice: Choice) -> list[str]:
+    saves, alone = choice.one_more_saves_seconds, choice.alone_seconds
+    return [
+        f"{choice.reducers:,}",
+        format_seconds(choice.allreduce_seconds),
+        f"{choice.speedup:.2f}x",
+        format_seconds(saves) if saves else "-",
+        "-" if alone is None else format_seconds(alone),
+    ]

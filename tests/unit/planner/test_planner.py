@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reducer_tools.planner import network_time, reducer_count
+from reducer_tools.planner.conclusions import conclude
 from reducer_tools.planner.plan import Cluster, find_winner, make_plan
 from reducer_tools.planner.text import format_seconds
 from tests.support.planner import plan, planned
@@ -107,8 +108,8 @@ def test_the_command_names_a_bad_value_and_exits_2() -> None:
     for options, text in (
         (("--workers", "0"), "workers: expected a whole number, 1 or more, got 0"),
         (
-            ("--workers", "4", "--reducers", "0"),
-            "reducers: expected a whole number, 1 or more, got 0",
+            ("--workers", "4", "--reducers", "-1"),
+            "reducers: expected a whole number, 0 or more, got -1",
         ),
         (("--workers", "4", "--gradient-bytes", "4X"), "--gradient-bytes"),
     ):
@@ -123,49 +124,101 @@ def test_json_of_the_documented_cluster() -> None:
     assert found["reducers_to_beat_ring"] == 15
     assert found["speedup"] == pytest.approx(1.75)
     assert found["ring_seconds"] == pytest.approx(found["allreduce_seconds"] * 1.75)
-    assert [choice["reducers"] for choice in found["choices"]] == list(range(1, 26))
-    winners = [choice["winner"] for choice in found["choices"]]
-    assert winners == ["ring"] * 14 + ["reducers"] * 11
+    assert [choice["reducers"] for choice in found["choices"]] == list(range(26))
+    assert [choice["winner"] for choice in found["choices"]] == ["neither"] + ["reducers"] * 25
+    alone = [choice["alone_seconds"] for choice in found["choices"]]
+    assert alone[0] is None and alone[14] > found["ring_seconds"] > alone[15]
 
 
 def test_too_few_reducers_are_planned_as_asked() -> None:
     rates = ("--worker-gbps", "1", "--reducer-gbps", "1")
     found = planned("--workers", "4", *rates, "--reducers", "2", "--gradient-bytes", "64M")
-    assert (found["reducers"], found["winner"]) == (2, "ring")
+    assert (found["reducers"], found["winner"]) == (2, "reducers")
     assert found["gradient_bytes"] == 64 << 20
-    assert found["speedup"] == pytest.approx(0.75)
+    assert found["speedup"] == pytest.approx(1.25)
+    assert found["ring_seconds"] / found["alone_seconds"] == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
     ("workers", "reducers", "text"),
     [
-        (1, 1, "A single worker needs no reducers"),
-        (2, 2, "No reducers: a ring of two moves as few bytes"),
-        (2, 1, "A ring wins: 1 reducer takes 2.00 times as long, and no number of reducers beats"),
-        (4, 2, "A ring wins: 2 reducers take 1.33 times as long; 3 or more beat it, and the gain"),
-        (4, 4, "Reducers win: 4 reducers reduce 1.50x as fast as a ring; with 2 or fewer a ring"),
-        (4, 3, "1.12x as fast as a ring; with 2 or fewer a ring is as fast or faster; the gain"),
-        (8, 8, "Reducers win: 8 reducers reduce 1.75x as fast"),
+        (1, 1, "A single worker needs no reducers."),
+        (2, 0, "Hosted reducers alone reduce as fast as a ring of two, and no number of dedicated"),
+        (2, 1, "1 dedicated reducer and 2 hosted ones reduce as fast as a ring of two, and no num"),
+        (2, 1, "without them this one would take 2.00 times as long."),
+        (2, 2, "2 dedicated reducers reduce as fast as a ring of two, and so do hosted reducers a"),
+        (4, 0, "Hosted reducers alone reduce as fast as a ring. The first dedicated reducer saves"),
+        (4, 2, "2 dedicated reducers and 4 hosted ones reduce 1.25x as fast as a ring. With hoste"),
+        (4, 2, "without them this one would take 1.67 times as long. One more dedicated reducer s"),
+        (4, 2, "saves 3.83 ms of an all-reduce; more than 4 gain nothing."),
+        (
+            4,
+            4,
+            "4 dedicated reducers reduce 1.50x as fast as a ring: hosted reducers have no share",
+        ),
+        (
+            4,
+            4,
+            "Without hosted ones, 2 or fewer would not beat a ring, and 1 would take 3.00 times",
+        ),
+        (
+            3,
+            3,
+            "Without hosted ones, 2 or fewer would not beat a ring, and 1 would take 2.50 times",
+        ),
+        (8, 8, "8 dedicated reducers reduce 1.75x as fast as a ring"),
     ],
 )
-def test_the_verdict_says_who_wins(workers: int, reducers: int, text: str) -> None:
-    rates = ("--worker-gbps", "1", "--reducer-gbps", "1")
+def test_the_verdict_says_what_hosted_reducers_gain(workers: int, reducers: int, text: str) -> None:
+    rates = ("--worker-gbps", "100", "--reducer-gbps", "100")
     options = ("--workers", str(workers), *rates, "--reducers", str(reducers))
-    assert text in planned(*options)["verdict"][0]
+    assert text in " ".join(planned(*options)["verdict"])
     assert text in " ".join(plan(*options).output.split())
 
 
-def test_nobody_wins_where_both_take_the_same_time() -> None:
-    rates = ("--worker-gbps", "3", "--reducer-gbps", "1", "--reducers", "8")
-    verdict = planned("--workers", "4", *rates)["verdict"][0]
-    assert "Neither wins: 8 reducers and a ring take the same time; 9 or more beat it" in verdict
+@pytest.mark.parametrize(
+    ("reducer_gbps", "subject"),
+    [
+        (1.0, "Without hosted ones, 2 or fewer would not beat a ring, and 1 would take 3.00 times"),
+        (2.0, "Without hosted ones, 1 would not beat a ring, and would take 1.67 times as long as"),
+        (3.0, "Without hosted ones, 1 would take 1.22 times as long as with them."),
+    ],
+)
+def test_the_verdict_counts_the_reducers_that_are_too_few(
+    reducer_gbps: float, subject: str
+) -> None:
+    verdict = conclude(make_plan(Cluster(4, 1.0, reducer_gbps, 1 << 30)))
+    assert subject in " ".join(verdict)
+
+
+def test_one_reducer_that_is_enough_has_no_fewer() -> None:
+    first, second, *_ = conclude(make_plan(Cluster(4, 1.0, 4.0, 1 << 30)))
+    assert first.startswith("1 dedicated reducer reduces 1.50x as fast as a ring")
+    assert second.startswith("1 dedicated reducer pays off if")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--reducer-gbps", "32", "--reducers", "2"), True),
+        (("--reducer-gbps", "32", "--reducers", "0"), False),
+        (("--reducer-gbps", "32"), False),
+        (("--reducer-gbps", "100", "--reducers", "2"), False),
+    ],
+)
+def test_workers_are_told_the_rate_that_they_would_not_assume(
+    options: tuple[str, ...], told: bool
+) -> None:
+    verdict = planned("--workers", "4", "--worker-gbps", "100", *options)["verdict"]
+    sentences = ["Set REDUCER_DEDICATED_GBPS=32 on the workers, for the right shares."]
+    assert [text for text in verdict if "REDUCER_" in text] == (sentences if told else [])
 
 
 def test_a_thousand_reducers_fit_on_a_page_with_those_that_matter() -> None:
     found = make_plan(Cluster(1000, 100, 10, 1 << 30))
     shown = [choice.reducers for choice in found.choices]
     assert found.needed == 10_000 and found.to_beat_ring is not None
-    assert {1, found.to_beat_ring - 1, found.to_beat_ring, 10_000} <= set(shown)
+    assert {0, 1, found.to_beat_ring - 1, found.to_beat_ring, 10_000} <= set(shown)
     assert len(shown) < 70
 
 
@@ -174,12 +227,23 @@ def test_the_table_is_aligned_and_marks_the_choice() -> None:
     result = plan("--workers", "4", *rates, "--reducers", "6")
     summary, verdict, table = (part.splitlines() for part in result.output.split("\n\n"))
     assert all(len(line) <= 80 for line in summary + verdict + table)
-    head, ring, *rows, legend = table
-    assert head.split() == ["reducers", "all-reduce", "speedup", "optimum", "wins"]
-    assert ring.split()[0] == "ring" and legend.startswith("optimum: ")
-    assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "6"]
-    assert {row.rindex("x  ") for row in rows} == {head.index("  wins") - 1}
-    assert [row for row in rows if row.endswith(" *")] == [rows[-1]]
+    above, head, ring, *rows, legend = table
+    assert above.split() == ["one", "more", "without"]
+    assert head.split() == ["reducers", "all-reduce", "speedup", "saves", "hosted"]
+    assert above.endswith("without") and head.endswith(" hosted")
+    assert ring.split()[0] == "ring" and legend.startswith("reducers: ")
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3", "4", "6"]
+    assert [row for row in rows if row.endswith("  *")] == [rows[-1]]
+    without = [row[head.index("hosted") : len(head)].split()[-1] for row in (ring, *rows)]
+    assert without[:2] == ["-", "-"] and without[2:] == ["s"] * 5
+
+
+def test_the_table_fits_with_all_columns() -> None:
+    options = ("--worker-gbps", "100", "--reducer-gbps", "32", "--step", "250ms", "--reducers", "3")
+    prices = ("--worker-price", "30", "--reducer-price", "0.6")
+    *_, table = plan("--workers", "8", *options, *prices).output.split("\n\n")
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert table.splitlines()[1].split()[-3:] == ["step", "speedup", "steps"]
 
 
 def test_seconds_in_words() -> None:

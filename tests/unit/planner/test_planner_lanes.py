@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reducer.units import auto_lanes
 from reducer_tools.planner import lanes, reducer_count
 from reducer_tools.planner.lanes import Flows
-from reducer_tools.planner.plan import Cluster, make_plan
+from reducer_tools.planner.plan import Cluster, find_winner, make_plan
 from tests.support.planner import plan, planned
 
 SIZE = 1 << 30
@@ -59,22 +59,29 @@ def test_decimal_digits_are_exact() -> None:
 
 
 def test_too_few_lanes_set_the_time() -> None:
-    """4 x 2 lanes x 5 = 40 of 100 Gbit/s: 2.5 times N/BW, where a ring takes 1.5."""
+    """4 x 2 lanes x 5 = 40 of 100 Gbit/s: alone 2.5 times N/BW, where a ring takes 1.5.
+
+    A worker's 10 Gbit/s to each are as much as reducers of 40 would give to 4 workers: with hosted
+    ones 2n(n-1) / (n^2 + kn - 2k) times N/BW at n = 4 and k = 4 x 40 / 100.
+    """
     found = planned(*FOUR, "--flow-gbps", "5", "--lanes", "2", "--reducers", "4")
-    assert found["speedup"] == pytest.approx(1.5 / 2.5)
+    once = planned(*FOUR)["allreduce_seconds"]
+    assert found["alone_seconds"] == pytest.approx(2.5 * once)
+    assert found["allreduce_seconds"] == pytest.approx(24 / (16 + 1.6 * 2) * once)
     assert (found["lanes"], found["recommended_lanes"], found["flow_gbps"]) == (2, 13, 5)
     # R x 2 x 5 = 100; and R x 10 > 4/6 x 100.
     assert (found["reducers_needed"], found["reducers_to_beat_ring"]) == (10, 7)
     verdict = " ".join(found["verdict"])
     for text in (
         "A worker needs 20 connections of 5 Gbit/s for its share of 100 Gbit/s: 4 reducers x 5 ",
-        "With 2 lanes its connections carry 40: they set the time.",
-        "Give each reducer 13 lanes, one for each 8 Gbit/s that it sums.",
+        "With 2 lanes its connections carry 40: hosted reducers sum the rest.",
+        "Give each dedicated reducer 13 lanes, one for each 8 Gbit/s that it sums.",
         "`--lanes auto` starts as many on 18 cores.",
+        "Set REDUCER_DEDICATED_GBPS=40 on the workers",
     ):
         assert text in verdict
-    winners = {choice["reducers"]: choice["winner"] for choice in found["choices"]}
-    assert (winners[6], winners[7]) == ("ring", "reducers")
+    alone = {choice["reducers"]: choice["alone_seconds"] for choice in found["choices"]}
+    assert alone[7] < found["ring_seconds"] < alone[6]
 
 
 def test_without_lanes_the_recommended_number_reaches_the_rate() -> None:
@@ -82,7 +89,8 @@ def test_without_lanes_the_recommended_number_reaches_the_rate() -> None:
     assert (capped["lanes"], free["lanes"]) == (25, 13)
     assert capped["allreduce_seconds"] == free["allreduce_seconds"]
     assert capped["reducers_needed"] == free["reducers_needed"] == 4
-    assert "Give each reducer 25 lanes, for the workers' connections." in capped["verdict"][-1]
+    lanes_of = "Give each dedicated reducer 25 lanes, for the workers' connections."
+    assert lanes_of in capped["verdict"][-1]
     assert not any("connection" in sentence for sentence in free["verdict"])
 
 
@@ -94,10 +102,12 @@ def test_the_summary_has_the_lanes() -> None:
 
 def test_a_ring_of_two_is_not_beaten_but_the_limit_is_named() -> None:
     rates = ("--workers", "2", "--worker-gbps", "10", "--reducer-gbps", "10", "--reducers", "2")
-    ring, need, limit = planned(*rates, "--flow-gbps", "2", "--lanes", "1")["verdict"]
-    assert "A ring wins: 2 reducers take 2.50 times as long" in ring
+    found = planned(*rates, "--flow-gbps", "2", "--lanes", "1")
+    ring, without, need, limit, *_ = found["verdict"]
+    assert "2 dedicated reducers and 2 hosted ones reduce as fast as a ring of two" in ring
+    assert "without them this one would take 2.50 times as long" in without
     assert "5 connections of 2 Gbit/s for its share of 10 Gbit/s: 2 reducers x 3 lanes." in need
-    assert limit == "With 1 lane its connections carry 4: they set the time."
+    assert limit == "With 1 lane its connections carry 4: hosted reducers sum the rest."
 
 
 @given(
@@ -126,14 +136,16 @@ def test_the_counts_of_reducers_are_the_least_that_hold(
 ) -> None:
     cluster = Cluster(workers, ours, 1000.0, SIZE, flows=Flows(flow, count))
     found, ring = make_plan(cluster), cluster.ring_seconds()
-    once = cluster.choice(10**6).allreduce_seconds
-    assert cluster.choice(found.needed).allreduce_seconds == pytest.approx(once)
+    once = cluster.alone_seconds(10**6)
+    assert cluster.alone_seconds(found.needed) == pytest.approx(once)
     if found.needed > 1:
+        assert cluster.alone_seconds(found.needed - 1) > once * (1 + 1e-9)
         assert cluster.choice(found.needed - 1).allreduce_seconds > once * (1 + 1e-9)
     assert found.to_beat_ring is not None
-    assert cluster.choice(found.to_beat_ring).allreduce_seconds < ring
+    assert cluster.alone_seconds(found.to_beat_ring) < ring
     if found.to_beat_ring > 1:
-        assert cluster.choice(found.to_beat_ring - 1).winner in ("ring", "neither")
+        fewer = cluster.alone_seconds(found.to_beat_ring - 1)
+        assert find_winner(fewer, ring) in ("ring", "neither")
 
 
 @given(st.integers(1, 1000))
