@@ -39,7 +39,7 @@ def main() -> None:
     dataset = TensorDataset(*training)
     loader = DataLoader(dataset, batch_size=24, sampler=DistributedSampler(dataset))
     with reducer_client.connect() as group:  # <- addresses, job and rank from the environment
-        model = DistributedDataParallel(net, **reducer_client.torch.ddp_options())
+        model = DistributedDataParallel(net)
         reducer_client.torch.attach(model, group)  # <- gradients go through the reducers
         train(model, loader, group)
         if group.rank == 0:

@@ -74,8 +74,7 @@ class Trainer:
 
 
 def _bucket_options(contender: Contender) -> dict[str, Any]:
-    given = {} if contender.bucket_mib is None else {"bucket_cap_mb": contender.bucket_mib}
-    return reducer_client.torch.ddp_options(**given) if contender.uses_reducers else given
+    return {} if contender.bucket_mib is None else {"bucket_cap_mb": contender.bucket_mib}
 
 
 def _register_hook(

@@ -94,7 +94,7 @@ def _train(
 
 def _make(group: Group | None, **options: Any) -> DistributedDataParallel:
     torch.manual_seed(11)
-    model = DistributedDataParallel(Net(), **reducer_torch.ddp_options(**options))
+    model = DistributedDataParallel(Net(), **options)
     if group is not None:
         reducer_torch.attach(model, group)
     return model
@@ -152,7 +152,7 @@ def _mixed(rank: int, world: int, addresses: list[str], job: str, store: str) ->
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         net = nn.ModuleList(nn.Linear(7, 7, dtype=dtype) for dtype in dtypes)
         narrow = nn.Linear(50, 50)
-        model = DistributedDataParallel(_Sum(net), **reducer_torch.ddp_options())
+        model = DistributedDataParallel(_Sum(net))
         other = DistributedDataParallel(narrow, bucket_cap_mb=0.001)
         states = [
             reducer_torch.attach(model, group),
@@ -269,14 +269,6 @@ def test_a_bad_gradient_is_blamed_on_every_rank(addresses: list[str], tmp_path: 
     assert all(isinstance(error, NumericError) and error.rank == 1 for _, error in said)
 
 
-def test_buckets_are_of_25_mebibytes_unless_something_else_is_asked_for() -> None:
-    assert reducer_torch.ddp_options() == {"bucket_cap_mb": 25}
-    assert reducer_torch.ddp_options(bucket_cap_mb=1, static_graph=True) == {
-        "bucket_cap_mb": 1,
-        "static_graph": True,
-    }
-
-
 def test_a_state_can_be_saved_with_a_checkpoint(solo: Group) -> None:
     state = reducer_torch.ReductionState(solo, wire_dtype="float16", prefix="mine")
     buffer = io.BytesIO()
@@ -298,7 +290,7 @@ def _on_cuda(rank: int, world: int, addresses: list[str], job: str, store: str) 
     with _process_group(rank, world, store), join(rank, world, addresses, job) as group:
         torch.manual_seed(11)
         device = torch.device("cuda", rank % torch.cuda.device_count())
-        model = DistributedDataParallel(Net().to(device), **reducer_torch.ddp_options())
+        model = DistributedDataParallel(Net().to(device))
         reducer_torch.attach(model, group)
         inputs, targets = (tensor.to(device) for tensor in _data(rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

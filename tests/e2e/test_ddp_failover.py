@@ -46,7 +46,7 @@ def _train(
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.manual_seed(7)
     module = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.Linear(512, 8))
-    model = DistributedDataParallel(module, **reducer_torch.ddp_options())
+    model = DistributedDataParallel(module)
     data = torch.Generator().manual_seed(rank)
     with join(rank, world, addresses, job) as group:
         reducer_torch.attach(model, group)

@@ -64,7 +64,7 @@ def _train(rank: int, world: int, addresses: list[str], job: str, store: str, te
     keep_gloo_on_loopback()
     init = f"file://{store}"
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world, timeout=STEP)
-    model = DistributedDataParallel(nn.Linear(64, 64), **reducer_torch.ddp_options())
+    model = DistributedDataParallel(nn.Linear(64, 64))
     group = join(rank, world, addresses, job)
     state = reducer_torch.attach(model, group)
     for _ in range(3):  # in the second step DDP itself uses gloo

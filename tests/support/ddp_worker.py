@@ -32,7 +32,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     group = reducer_client.connect(sys.argv[3], job=sys.argv[4], rank=rank, world_size=world)
     module = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))
-    model = DistributedDataParallel(module, **reducer_torch.ddp_options())
+    model = DistributedDataParallel(module)
     state = reducer_torch.attach(model, group)
     for step in range(100_000):
         print(json.dumps({"step": step}), flush=True)

@@ -35,7 +35,7 @@ def main() -> None:
 def _make() -> DistributedDataParallel:
     torch.manual_seed(11)
     net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
-    return DistributedDataParallel(net, **reducer_torch.ddp_options())
+    return DistributedDataParallel(net)
 
 
 def _train(model: DistributedDataParallel, rank: int) -> str:

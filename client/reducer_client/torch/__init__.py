@@ -4,7 +4,7 @@ torch.distributed.init_process_group("reducer")
 
 or, over another backend:
 
-model = DistributedDataParallel(net, **reducer_client.torch.ddp_options())
+model = DistributedDataParallel(net)
 reducer_client.torch.attach(model, group)
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from reducer_client import torch_autoload
 from reducer_client.torch.backend.options import Options
-from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach, ddp_options
+from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach
 from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "all_reduce_hook",
     "attach",
     "attach_topk",
-    "ddp_options",
     "topk_hook",
 ]
 

@@ -61,7 +61,7 @@ class _Training:
         self._run = run
         self._group = group
         torch.manual_seed(settings.seed)
-        self._model = DistributedDataParallel(_make_net(), **reducer_client.torch.ddp_options())
+        self._model = DistributedDataParallel(_make_net())
         self._state = reducer_client.torch.attach(self._model, group) if group else None
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
         self._schedule = torch.optim.lr_scheduler.ExponentialLR(self._optimizer, gamma=0.85)

@@ -22,11 +22,7 @@ from reducer_client.torch.tensors.cuda import CudaStaging, OnDone
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
 
-__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange", "take"]
-
-# The default of torch. Sizes of 5 to 100 MiB differ by 2 % if communication dominates
-# (bench.training), and smaller buckets overlap more of the backward pass.
-DEFAULT_BUCKET_CAP_MB = 25
+__all__ = ["ReductionState", "all_reduce_hook", "attach", "exchange", "take"]
 
 TensorFuture = torch.futures.Future[torch.Tensor]
 # submit(host, on_done) starts a collective on a host tensor, in place.
@@ -201,11 +197,6 @@ def attach(
     )
     model.register_comm_hook(state, all_reduce_hook)
     return state
-
-
-def ddp_options(**options: Any) -> dict[str, Any]:
-    """Arguments for DistributedDataParallel: buckets of 25 MiB, and the given ``options``."""
-    return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
 
 
 def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
