@@ -204,3 +204,23 @@ def test_a_key_file_that_others_can_read_is_named(key_file: str, tmp_path: Path)
     assert result.exit_code == 1
     assert "others can read" in result.output
     assert doctor("127.0.0.1:x").exit_code == 2
+
+
+def test_without_reducers_the_doctor_tries_a_hosted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("REDUCER_ADDRS", "CLUSTER_SPEC", "TF_CONFIG", "REDUCER_SERVICE"):
+        monkeypatch.delenv(variable, raising=False)
+    result = CliRunner().invoke(main, ["doctor"], env={"MASTER_ADDR": "127.0.0.1"})
+    assert result.exit_code == 0, result.output
+    assert "hosted reducer" in result.stdout
+    assert "WARNING no-address: this host: its address toward 127.0.0.1 is 127.0.0.1" in (
+        result.stdout
+    )
+    assert "the workers of a job host them, and one can run" in " ".join(result.stdout.split())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        env = {"MASTER_ADDR": "127.0.0.1", "REDUCER_HOSTED_PORTS": port}
+        result = CliRunner().invoke(main, ["doctor", "--json"], env=env)
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in the_fault(
+        json.loads(result.stdout), "hosted-reducer"
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from reducer import keyfile
+from reducer.status.here import addresses_in, find_here
 from tests.support.cluster import Daemon, run_cli
 from tests.support.ranks import Tell, join, start_ranks
 from tests.support.wait import wait_until
@@ -112,3 +113,22 @@ def test_the_port_of_the_workers_is_told_apart() -> None:
         done = run_cli("status", daemon.address)
     assert done.returncode == 1
     assert f"{daemon.address}: what answers there is no metrics port" in done.stderr
+
+
+def test_status_without_an_address_shows_all_reducers_of_the_machine() -> None:
+    with Daemon() as one, Daemon() as other:
+        result = run_cli("status")
+        for daemon in (one, other):
+            assert f"127.0.0.1:{daemon.metrics_port}" in result.stdout
+        assert {one.metrics_port, other.metrics_port} <= {
+            int(address.rpartition(":")[2]) for address in find_here()
+        }
+    assert not {one.metrics_port, other.metrics_port} & {
+        int(address.rpartition(":")[2]) for address in find_here()
+    }
+
+
+def test_a_marker_names_an_address_that_can_be_asked() -> None:
+    mark = "ffff: 00000002 00000000 00000000 0001 01 77 @open-reduction-server-metrics/"
+    names = f"{mark}0.0.0.0:2223\n{mark}[::]:2224\n{mark}10.0.0.1:9\nx: 1 @other\n{mark}10.0.0.1:9"
+    assert addresses_in(names) == ["10.0.0.1:9", "127.0.0.1:2223", "[::1]:2224"]

@@ -41,6 +41,14 @@ bool LostReducers::may_take_in(const Reducer& reducer, double now) const {
                      });
 }
 
+// Whether a rank has left. No round can need the route any more, and hosted reducers go with their
+// workers.
+bool LostReducers::run_ends() const {
+  const auto& lanes = lanes_.all();
+  return run_.leaving || std::any_of(lanes.begin(), lanes.end(),
+                                     [](const Lane* lane) { return !lane->absence.left.empty(); });
+}
+
 // The slot stays out for at least `patience` seconds, longer each time. Otherwise a reducer that
 // only some ranks can reach would go out and in all the time. A restarted reducer starts over.
 void LostReducers::put_out(Reducer* reducer, const std::string& why, double now) {
@@ -49,8 +57,10 @@ void LostReducers::put_out(Reducer* reducer, const std::string& why, double now)
   reducer->patience = again ? longer : kPatience;
   reducer->moved_at = now;
   const uint32_t slot = reducer->slot;
-  reports_.push("reducer " + reducer->address + " is out: " + why +
-                "; its part of the work goes to the others");
+  if (!run_ends()) {
+    reports_.push("reducer " + reducer->address + " is out: " + why +
+                  "; its part of the work goes to the others");
+  }
   failover_.apply(
       current_route_.route().with(slot, false, current_route_.route().lanes_by_slot[slot]), now);
 }

@@ -27,6 +27,7 @@ class LostReducers {
  private:
   bool is_new(const Reducer& reducer) const;
   bool may_take_in(const Reducer& reducer, double now) const;
+  bool run_ends() const;
   void take_in(Reducer* reducer, double now);
 
   const Run& run_;

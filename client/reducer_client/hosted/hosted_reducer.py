@@ -72,10 +72,14 @@ class HostedReducer:
             raise self._error
         return self._address
 
-    def stop(self) -> None:
-        """End the process. In a forked child this does nothing: the process is the parent's."""
+    def stop(self, linger: float = 0.0) -> None:
+        """End the process after ``linger`` seconds.
+
+        In a forked child this does nothing: the process is the parent's.
+        """
         if os.getpid() != self._pid:
             return
+        time.sleep(linger)
         with self._lock:
             self._stops = True
             if self._daemon is not None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from reducer_client.hosted.hosted_reducer import HostedReducer
 
+# Ranks mostly end at the same time. A reducer that ends before them looks to them like a lost one.
+_LINGER_SECONDS = 0.5
+
 
 @dataclass(frozen=True)
 class Reducers:
@@ -33,13 +36,16 @@ class Reducers:
         try:
             yield
         except BaseException:
-            self.stop()
+            if self.own is not None:
+                self.own.stop()
             raise
 
     def stop(self) -> None:
-        """End the hosted reducer that this rank has started."""
+        """End the hosted reducer that this rank has started, once the other ranks have had time to
+        leave it.
+        """
         if self.own is not None:
-            self.own.stop()
+            self.own.stop(_LINGER_SECONDS)
 
     def of_others(self) -> Reducers:
         """The same reducers for another group, which does not end them."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from reducer.cli.addresses import seconds_option
 from reducer.status.ask import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from reducer_tools.doctor.diagnosis import Diagnosis
 
 
 @click.command("doctor")
@@ -56,6 +60,8 @@ def command(
 ) -> None:
     """Check whether a job could use the reducers from this host.
 
+    Without reducers, the command checks whether this host could host one for its workers.
+
     The command says what is wrong, and what to do. It connects to every reducer as a worker would:
     it joins as the only worker of a new run, and leaves again. It uses the key or the certificates
     that a worker would use (REDUCER_KEY_FILE, or REDUCER_TLS_CERT, REDUCER_TLS_KEY and
@@ -64,12 +70,15 @@ def command(
     a job could not start here.
     """
     from reducer_client import config
-    from reducer_tools.doctor import report
     from reducer_tools.doctor.diagnosis import diagnose
+    from reducer_tools.doctor.hosting import diagnose_hosting
     from reducer_tools.doctor.reach import Login
 
     name = job or f"doctor-{secrets.token_hex(4)}"
     try:
+        hosting = config.resolve_hosting()
+        if not config.find_dedicated(addresses) and hosting.wanted:
+            _show(diagnose_hosting(hosting, timeout), as_json)
         settings = config.resolve(addresses, job=name, rank=0, world_size=1)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -79,6 +88,11 @@ def command(
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     login = Login(name, mode, key_file, timeout)
-    found = diagnose(settings.addresses, login, metrics_port, bandwidth)
+    _show(diagnose(settings.addresses, login, metrics_port, bandwidth), as_json)
+
+
+def _show(found: Diagnosis, as_json: bool) -> NoReturn:
+    from reducer_tools.doctor import report
+
     click.echo(json.dumps(report.as_json(found)) if as_json else report.as_text(found))
     sys.exit(0 if found.healthy else 1)

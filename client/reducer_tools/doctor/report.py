@@ -18,7 +18,8 @@ _HEAD = ("REDUCER", "STATE", "NETWORK", "ROUND", "LANES", "RATE", "RELEASE")
 def as_text(diagnosis: Diagnosis) -> str:
     """The facts about the host, the table of reducers, then the findings, faults first."""
     lines = list(_host(diagnosis))
-    lines += ["", *_reducers(diagnosis), ""]
+    lines += ["", *_reducers(diagnosis)] if diagnosis.reducers else []
+    lines.append("")
     lines += _findings(diagnosis)
     return "\n".join(lines)
 
@@ -48,6 +49,11 @@ def verdict(diagnosis: Diagnosis) -> str:
         )
     if not diagnosis.healthy:
         return "a job cannot start on this host"
+    if not total:
+        return (
+            "no reducers are configured (REDUCER_ADDRS): the workers of a job host them, and one "
+            "can run on this host. `reducer status` shows those that run here now"
+        )
     return f"{'the reducer' if total == 1 else f'all {total} reducers'} can be used from this host"
 
 
