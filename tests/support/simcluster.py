@@ -17,6 +17,9 @@ from reducer.kernels import KernelSet
 from reducer.wire.messages import ChunkTable
 from tests.support.simlane import SimLane, SimSession
 
+# Settings of a cluster that are not settings of its lanes.
+OF_THE_JOB = {"table", "seed", "kernels", "job", "silence", "digest_every", "weights", "hosted"}
+
 
 class StuckError(Exception):
     """Nothing moves any more, although operations are not finished."""
@@ -35,6 +38,8 @@ class SimCluster:
         job: str = "job",
         silence: float = 30.0,
         digest_every: int = 0,
+        weights: tuple[int, ...] = (),
+        hosted: tuple[tuple[int, ...], ...] = (),
         **lane_settings: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -61,6 +66,8 @@ class SimCluster:
                 connect_timeout=30.0,
                 silence=silence,
                 digest_every=digest_every,
+                weights=list(weights) if rank == 0 else [],
+                hosted=hosted,
             )
             for rank in range(world_size)
         ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reducer.core.surface import events
-from tests.support.simcluster import SimCluster
+from tests.support.simcluster import OF_THE_JOB, SimCluster
 from tests.support.simlane import SimLane, SimSession
 
 NEW_INCARNATIONS = True  # False: a restarted process looks like the one before
@@ -56,11 +56,7 @@ class FaultyCluster(SimCluster):
     def start(self, slot: int) -> None:
         """Start a new process at the same address, with empty memory."""
         self._starts += NEW_INCARNATIONS
-        keep = {
-            name: value
-            for name, value in self._options.items()
-            if name not in ("table", "seed", "kernels", "job", "silence", "digest_every")
-        }
+        keep = {name: value for name, value in self._options.items() if name not in OF_THE_JOB}
         for lane in range(self.lanes_by_slot[slot]):
             born = SimLane(
                 self._options.get("kernels"),
@@ -91,6 +87,10 @@ class FaultyCluster(SimCluster):
     def reset(self, link: Link) -> None:
         """Break the connection at a random byte in both directions."""
         self._break(link, "connection reset")
+
+    def isolate(self, rank: int, *slots: int) -> None:
+        """No byte passes between the rank and these slots."""
+        self.cut_off |= {(rank, slot) for slot in slots}
 
     def heal(self) -> None:
         """End all faults."""
