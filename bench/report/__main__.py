@@ -23,9 +23,10 @@ def main() -> None:
         sys.exit(f"bench.report: {error}")
     print(format_runs(runs))
     if options.plot:
-        from bench.report.plots import draw
+        from bench.report import hosted_plot, plots
 
-        draw(runs, options.plot)
+        hosted = runs and all(run.series and run.series[0].topology.hosted for run in runs)
+        (hosted_plot if hosted else plots).draw(runs, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Settings of a group. In the client only this file and horovod/config.py read the environment.
+"""Settings of a group.
 
+In the client only this file, hosting_config.py and horovod/config.py read the environment.
 Precedence: arguments, then ``REDUCER_*``, then the variables of launchers and clusters
 (`reducer.cluster`), then the default. The window of a worker is an option of the reducers:
 ``--credit`` (`reducer.server.serve_options`).
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,6 @@ from reducer.wire.codes import (
     MAX_WEIGHTS,
 )
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
-from reducer_client.hosted.hosting import Hosted, Hosting
 
 DEFAULT_STEP_TIMEOUT = 300.0
 # Settings in seconds: (name of the variable, default).
@@ -59,16 +59,6 @@ MAX_IO_THREADS = 16
 OnOverflow = Literal["flag", "error"]
 OnNonfinite = Literal["propagate", "error"]
 Transport = Literal["auto", "tcp"]
-_HOSTED: dict[str, Hosted] = {
-    **dict.fromkeys(("", "auto"), "auto"),
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-# Where the ranks of a job without reducers meet: this many above MASTER_PORT, where torch listens.
-_MEETING_PORT_OFFSET = 1
-_MEETING_PORT = 2224
-# A network for documentation (RFC 5737): the default route leads there.
-_ELSEWHERE = "192.0.2.1"
 
 
 @dataclass(frozen=True)
@@ -102,63 +92,12 @@ class Settings:
     timeline: str
 
 
-def resolve_hosting(
-    hosted: Hosted | None = None,
-    congestion: str | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Hosting:
-    """The settings of hosted reducers. Raises ValueError, which names the bad value."""
-    env = os.environ if environ is None else environ
-    if hosted is None:
-        text = env.get("REDUCER_HOSTED", "").strip().lower()
-        if text not in _HOSTED:
-            raise ValueError(f"REDUCER_HOSTED={text!r}: expected auto, 1 or 0")
-        hosted = _HOSTED[text]
-    elif hosted not in ("auto", True, False):
-        raise ValueError(f'hosted={hosted!r}: expected "auto", True or False')
-    rates = env.get("REDUCER_DEDICATED_GBPS", "")
-    master, _ = cluster.find_master(env)
-    own_rates = _rates("REDUCER_GBPS", env.get("REDUCER_GBPS", ""))
-    if len(own_rates) > 1:
-        raise ValueError(f"REDUCER_GBPS={env['REDUCER_GBPS']!r}: expected one rate")
-    return Hosting(
-        wanted=hosted,
-        interface=env.get("REDUCER_SOCKET_IFNAME", ""),
-        toward=_ELSEWHERE if master is None else master.value,
-        ports=_resolve_ports(env),
-        gbps=own_rates[0] if own_rates else 0.0,
-        dedicated_gbps=_rates("REDUCER_DEDICATED_GBPS", rates),
-        congestion=_resolve_congestion(env, congestion),
-        environment=hosted_environment(),
-    )
-
-
 def find_dedicated(
     addresses: str | Sequence[str] | None, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The addresses of the dedicated reducers; empty if none are configured."""
     found = cluster.find_addresses(os.environ if environ is None else environ, addresses)
     return () if found is None else found.value
-
-
-def needs_meeting(
-    hosting: Hosting, dedicated: int, world_size: int, *, several_machines: bool, tls: bool
-) -> bool:
-    """Whether the ranks must meet before they join, because there may be hosted reducers.
-
-    ``several_machines``: whether the ranks may be on more than one machine. Raises ValueError if
-    only hosted reducers are left and the program has certificates.
-    """
-    if hosting.wanted != "auto":
-        return hosting.wanted
-    if tls and not dedicated:
-        raise ValueError(
-            "certificates (REDUCER_TLS_CERT, ...) without reducer addresses (REDUCER_ADDRS): "
-            "reducers that the workers host have a key but do not encrypt; hosted=True or "
-            "REDUCER_HOSTED=1 accepts this"
-        )
-    # With certificates, no connection may lack encryption unless the program asks for that.
-    return not dedicated or (world_size > dedicated and several_machines and not tls)
 
 
 def require_addresses(
@@ -174,36 +113,6 @@ def require_addresses(
             "found). Workers can host reducers themselves (hosted=True, REDUCER_HOSTED=1)"
         )
     return found
-
-
-def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) -> str:
-    """The address at which the ranks of a job without reducers meet.
-
-    It is ``REDUCER_MEETING``, else MASTER_ADDR with the port after MASTER_PORT (else 2224), else
-    loopback if all ranks run on one machine. Raises ValueError if none of these is known.
-    """
-    env = os.environ if environ is None else environ
-    given = env.get("REDUCER_MEETING", "")
-    if given:
-        return cluster.normalize_address(given)
-    master, port = cluster.find_master(env)
-    if master is not None:
-        number = _MEETING_PORT if port is None else port.value + _MEETING_PORT_OFFSET
-        host = master.value
-        return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
-    if not one_machine:
-        raise ValueError(
-            "no reducer addresses (REDUCER_ADDRS), so the workers host the reducers, but there is "
-            "no address where the workers could meet: set MASTER_ADDR to the host of rank 0, or "
-            "REDUCER_MEETING to a host and port on its machine"
-        )
-    return f"127.0.0.1:{_MEETING_PORT}"
-
-
-def find_job_of_workers(job: str | None, environ: Mapping[str, str] | None = None) -> str:
-    """The name of a job that has only hosted reducers, which serve no other job."""
-    found = cluster.find_job(os.environ if environ is None else environ, job, None)
-    return cluster.OWN_CLUSTER_JOB if found is None else found.value
 
 
 def resolve(
@@ -261,7 +170,7 @@ def resolve(
         weights=shares,
         min_reducers=_resolve_min_reducers(env, min_reducers, len(found.value)),
         transport=_resolve_transport(env, transport),
-        congestion=_resolve_congestion(env, congestion),
+        congestion=resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
         digest_every=_resolve_digest_every(env, digest_every),
         io_threads=_resolve_io_threads(env, io_threads),
@@ -435,22 +344,6 @@ def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | No
     )
 
 
-def daemon_environment() -> dict[str, str]:
-    """The environment of an embedded daemon, without most REDUCER_* variables.
-
-    The daemon's options come only from its arguments.
-    """
-    # The daemon needs our security mode, or the client would refuse it.
-    kept = {"REDUCER_KEY_FILE", "REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA"}
-    return hosted_environment(kept)
-
-
-def hosted_environment(also: Collection[str] = ()) -> dict[str, str]:
-    """The environment of a hosted reducer, whose key is an argument, and the variables `also`."""
-    kept = {"REDUCER_KERNELS", "REDUCER_TIMELINE", *also}
-    return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
-
-
 def resolve_run(
     addresses: str | Sequence[str] | None,
     job: str | None,
@@ -532,7 +425,7 @@ def _resolve_transport(env: Mapping[str, str], given: Transport | None) -> Trans
     raise ValueError(f"{source}={found!r}: expected one of {get_args(Transport)}")
 
 
-def _resolve_congestion(env: Mapping[str, str], given: str | None) -> str:
+def resolve_congestion(env: Mapping[str, str], given: str | None) -> str:
     found = given if given is not None else env.get("REDUCER_CONGESTION", "")
     source = "congestion" if given is not None else "REDUCER_CONGESTION"
     if found:
@@ -593,30 +486,6 @@ def _resolve_io_threads(env: Mapping[str, str], given: int | None) -> int:
             f"io_threads={threads}: expected 1 to {MAX_IO_THREADS}, or 0 for the default"
         )
     return threads
-
-
-def _resolve_ports(env: Mapping[str, str]) -> tuple[int, int]:
-    text = env.get("REDUCER_HOSTED_PORTS", "").strip()
-    first, dash, last = text.partition("-")
-    try:
-        ports = (int(first or 0), int((last if dash else first) or 0))
-    except ValueError:
-        ports = (-1, -1)
-    if not (ports == (0, 0) or 1 <= ports[0] <= ports[1] <= 65535):
-        raise ValueError(
-            f"REDUCER_HOSTED_PORTS={text!r}: expected a port or FIRST-LAST, from 1 to 65535"
-        )
-    return ports
-
-
-def _rates(variable: str, text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        rates = (-1.0,)
-    if not all(0 < rate < float("inf") for rate in rates):
-        raise ValueError(f"{variable}={text!r}: expected Gbit/s above 0")
-    return rates
 
 
 def _resolve_min_reducers(env: Mapping[str, str], given: int | None, reducers: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from reducer.wire.handshake import job_key
-from reducer_client import config, debug
+from reducer_client import config, debug, hosting_config
 from reducer_client.engine import Engine, EngineError
 from reducer_client.errors import from_engine, of_hosted
 from reducer_client.group import Group
@@ -139,11 +139,11 @@ def connect(
     """
     debug.follow_environment()
     dedicated = config.find_dedicated(addresses)
-    hosting = config.resolve_hosting(hosted, congestion)
+    hosting = hosting_config.resolve_hosting(hosted, congestion)
     if weights:
         hosting = hosting.with_weights_given()
     if not dedicated and hosting.wanted:
-        job = config.find_job_of_workers(job)
+        job = hosting_config.find_job_of_workers(job)
     resolve = partial(
         config.resolve,
         job=job,
@@ -170,7 +170,7 @@ def connect(
     size = config.find_world_size(rank, world_size)
     _, here = config.find_local_ranks()
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca) is not None
-    if not config.needs_meeting(
+    if not hosting_config.needs_meeting(
         hosting, len(dedicated), size, several_machines=(here or size) < size, tls=tls
     ):
         settings = resolve(addresses, weights=weights)
@@ -282,7 +282,7 @@ def _meet(
             run_id = f"{settings.run_id}.meeting" if settings.run_id else ""
             group = join(replace(settings, run_id=run_id), trust, Reducers(dedicated))
         else:
-            place = config.find_meeting(one_machine)
+            place = hosting_config.find_meeting(one_machine)
             settings = resolve((place,), min_reducers=1, timeline="")
             trust = trust_of(job=settings.job)
             if settings.rank == 0:

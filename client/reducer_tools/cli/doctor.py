@@ -69,14 +69,14 @@ def command(
     not disturb running jobs, but its traffic takes a part of their network. The exit status is 1 if
     a job could not start here.
     """
-    from reducer_client import config
+    from reducer_client import config, hosting_config
     from reducer_tools.doctor.diagnosis import diagnose
     from reducer_tools.doctor.hosting import diagnose_hosting
     from reducer_tools.doctor.reach import Login
 
     name = job or f"doctor-{secrets.token_hex(4)}"
     try:
-        hosting = config.resolve_hosting()
+        hosting = hosting_config.resolve_hosting()
         if not config.find_dedicated(addresses) and hosting.wanted:
             _show(diagnose_hosting(hosting, timeout), as_json)
         settings = config.resolve(addresses, job=name, rank=0, world_size=1)

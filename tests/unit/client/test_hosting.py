@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reducer_client import config
+from reducer_client import hosting_config
 from reducer_client.hosted.assignment import Introduction, assign, find_machines
 from reducer_client.hosted.hosted_reducer import free_port
 from reducer_client.hosted.hosting import Hosted
@@ -17,10 +17,10 @@ MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def test_the_argument_counts_before_the_variable_and_auto_is_the_default() -> None:
-    assert config.resolve_hosting(environ={}).wanted == "auto"
-    assert config.resolve_hosting(environ={"REDUCER_HOSTED": "1"}).wanted is True
-    assert config.resolve_hosting(environ={"REDUCER_HOSTED": "False"}).wanted is False
-    assert config.resolve_hosting(True, environ={"REDUCER_HOSTED": "0"}).wanted is True
+    assert hosting_config.resolve_hosting(environ={}).wanted == "auto"
+    assert hosting_config.resolve_hosting(environ={"REDUCER_HOSTED": "1"}).wanted is True
+    assert hosting_config.resolve_hosting(environ={"REDUCER_HOSTED": "False"}).wanted is False
+    assert hosting_config.resolve_hosting(True, environ={"REDUCER_HOSTED": "0"}).wanted is True
 
 
 def test_all_settings_come_from_the_environment() -> None:
@@ -30,7 +30,7 @@ def test_all_settings_come_from_the_environment() -> None:
         "REDUCER_GBPS": "100",
         "REDUCER_DEDICATED_GBPS": "32, 16",
     }
-    found = config.resolve_hosting(environ=env)
+    found = hosting_config.resolve_hosting(environ=env)
     assert (found.interface, found.toward, found.ports) == ("eth1", "node0", (4000, 4010))
     assert (found.gbps, found.dedicated_gbps) == (100.0, (32.0, 16.0))
 
@@ -50,7 +50,7 @@ def test_all_settings_come_from_the_environment() -> None:
 )
 def test_bad_values_are_named(variable: str, value: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected) as caught:
-        config.resolve_hosting(environ={variable: value})
+        hosting_config.resolve_hosting(environ={variable: value})
     assert variable in str(caught.value)
     assert value in str(caught.value)
 
@@ -70,21 +70,23 @@ def test_bad_values_are_named(variable: str, value: str, expected: str) -> None:
 def test_when_the_ranks_meet(
     wanted: Hosted, dedicated: int, world_size: int, several: bool, tls: bool, meets: bool
 ) -> None:
-    hosting = config.resolve_hosting(wanted, environ={})
-    found = config.needs_meeting(hosting, dedicated, world_size, several_machines=several, tls=tls)
+    hosting = hosting_config.resolve_hosting(wanted, environ={})
+    found = hosting_config.needs_meeting(
+        hosting, dedicated, world_size, several_machines=several, tls=tls
+    )
     assert found is meets
 
 
 def test_certificates_without_reducers_need_consent() -> None:
-    hosting = config.resolve_hosting("auto", environ={})
+    hosting = hosting_config.resolve_hosting("auto", environ={})
     with pytest.raises(ValueError, match="do not encrypt; hosted=True or REDUCER_HOSTED=1 accepts"):
-        config.needs_meeting(hosting, 0, 2, several_machines=True, tls=True)
+        hosting_config.needs_meeting(hosting, 0, 2, several_machines=True, tls=True)
 
 
 def test_weights_are_for_dedicated_reducers_only() -> None:
-    assert config.resolve_hosting("auto", environ={}).with_weights_given().wanted is False
+    assert hosting_config.resolve_hosting("auto", environ={}).with_weights_given().wanted is False
     with pytest.raises(ValueError, match="weights and hosted=True: expected one of them"):
-        config.resolve_hosting(True, environ={}).with_weights_given()
+        hosting_config.resolve_hosting(True, environ={}).with_weights_given()
 
 
 @pytest.mark.parametrize(
@@ -97,18 +99,18 @@ def test_weights_are_for_dedicated_reducers_only() -> None:
     ],
 )
 def test_where_the_ranks_meet(env: dict[str, str], place: str) -> None:
-    assert config.find_meeting(True, env) == place
+    assert hosting_config.find_meeting(True, env) == place
 
 
 def test_ranks_on_several_machines_need_a_place_to_meet() -> None:
     with pytest.raises(ValueError, match="set MASTER_ADDR to the host of rank 0, or REDUCER_MEET"):
-        config.find_meeting(False, {})
+        hosting_config.find_meeting(False, {})
 
 
 def test_a_job_that_has_only_hosted_reducers_needs_no_name() -> None:
-    assert config.find_job_of_workers(None, {}) == "training"
-    assert config.find_job_of_workers(None, {"REDUCER_JOB": "resnet"}) == "resnet"
-    assert config.find_job_of_workers("mine", {"REDUCER_JOB": "resnet"}) == "mine"
+    assert hosting_config.find_job_of_workers(None, {}) == "training"
+    assert hosting_config.find_job_of_workers(None, {"REDUCER_JOB": "resnet"}) == "resnet"
+    assert hosting_config.find_job_of_workers("mine", {"REDUCER_JOB": "resnet"}) == "mine"
 
 
 def ranks(*machines: str, gbps: float = 0.0) -> list[Introduction]:

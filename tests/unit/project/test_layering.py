@@ -112,6 +112,7 @@ FORBIDDEN = {
 ENVIRONMENT_READERS = {
     "reducer.server.serve_options",
     "reducer_client.config",
+    "reducer_client.hosting_config",
     "reducer_client.horovod.config",
     "reducer_tools.nccl.config",
 }

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from reducer_client import config, debug
+from reducer_client import config, debug, hosting_config
 from reducer_client.errors import JoinError, of_hosted
 from reducer_client.group import Group
 from reducer_client.hosted.forming import form
@@ -110,7 +110,7 @@ class Formation:
         trust = resolve_trust(job=chosen["job"])
         reducers = Reducers(config.find_dedicated(options.addresses))
         if chosen["meets"]:
-            hosting = config.resolve_hosting(options.hosted)
+            hosting = hosting_config.resolve_hosting(options.hosted)
             meeting = StoreMeeting(store, self.rank, self.world_size, self._wait)
             toward = store_host(store) or hosting.toward
             hosting = replace(hosting, toward=toward)
@@ -155,8 +155,8 @@ class Formation:
         store.set("run", json.dumps(Chosen(job=job, run_id=name, meets=meets)))
 
     def _meets(self, options: Options) -> bool:
-        return config.needs_meeting(
-            config.resolve_hosting(options.hosted),
+        return hosting_config.needs_meeting(
+            hosting_config.resolve_hosting(options.hosted),
             len(config.find_dedicated(options.addresses)),
             self.world_size,
             several_machines=True,
