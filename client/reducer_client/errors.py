@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from reducer.wire.codes import ErrorCode
-from reducer_client.hosted.failures import NotReachedError, NotStartedError
+from reducer_client.hosted.failures import HostedError, NotStartedError
 
 __all__ = [
     "AuthenticationError",
@@ -191,7 +191,7 @@ def of_hosted() -> Generator[None]:
         yield
     except NotStartedError as error:
         raise ReducerUnavailableError(str(error)) from None
-    except NotReachedError as error:
+    except HostedError as error:
         raise JoinError(str(error)) from None
 
 

@@ -16,6 +16,7 @@ from reducer_client.hosted.forming import form
 from reducer_client.hosted.hosting import Hosted, Hosting
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.meeting_place import GroupMeeting, reducer_of_rank_0
+from reducer_client.reports import logger
 
 
 def connect(
@@ -178,6 +179,8 @@ def connect(
     reducers = _meet(resolve, hosting, dedicated, trust, one_machine=here == size)
     with reducers.stopped_on_error():
         settings = resolve(reducers.addresses, weights=reducers.weights)
+        if settings.rank == 0:
+            _warn_of_flat_ranks(reducers)
         return join(settings, trust(job=settings.job), reducers)
 
 
@@ -264,6 +267,18 @@ def join_beside(
     if step_timeout is not None:
         settings = replace(settings, step_timeout=step_timeout)
     return join(settings, resolve_trust(job=settings.job), group.reducers_in_use.of_others())
+
+
+def _warn_of_flat_ranks(reducers: Reducers) -> None:
+    """Each rank of a machine sends its own array over the machine's NIC."""
+    most = max(map(len, reducers.hosted), default=1)
+    if len(reducers.hosted) > 1 and most > 1:
+        logger.warning(
+            "%d ranks share a machine, and each sends its own gradients: the NIC carries them %d "
+            "times. The backend of torch sums within the machine first "
+            '(init_process_group("reducer"))',
+            *(most, most),
+        )
 
 
 def _meet(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import reducer_client
-from reducer_client import AuthenticationError, PeerLostError, ReducerUnavailableError
+from reducer_client import AuthenticationError, JoinError, PeerLostError, ReducerUnavailableError
 from tests.support.ports import free_ports
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.wait import wait_until
@@ -148,6 +149,44 @@ def test_a_port_in_use_is_named(meeting: str) -> None:
         pytest.raises(ReducerUnavailableError, match=f"cannot listen on {meeting}"),
     ):
         reducer_client.connect(rank=0, world_size=1)
+
+
+def _unlike(rank: int, world: int, store: str) -> str:
+    from tests.support.process_group import process_group
+
+    listed = ["127.0.0.1:1"] if rank else ["127.0.0.1:1", "127.0.0.1:2"]
+    with pytest.raises(JoinError) as caught, process_group(rank, world, listed, store):
+        pass
+    return str(caught.value)
+
+
+def test_ranks_that_know_different_reducers_are_named(meeting: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for text in run_ranks(3, _unlike, str(tmp_path / "store")):
+        assert "rank 1 has 1 dedicated reducers, rank 0 has 2: give all ranks the same" in text
+
+
+def _with_horovod(rank: int, world: int) -> list[list[float]]:
+    import reducer_client.horovod as hvd
+    from reducer_client.horovod.arrays import allreduce
+
+    names = {"RANK": rank, "SIZE": world, "LOCAL_RANK": rank, "LOCAL_SIZE": world}
+    os.environ |= {f"HOROVOD_{name}": str(number) for name, number in names.items()}
+    sums = []
+    for _ in range(2):
+        hvd.init()
+        sums.append(allreduce(np.ones(2), op=hvd.Sum).tolist())
+        both = hvd.add_process_set(hvd.ProcessSet([0, 1]))
+        if both.included():
+            sums.append(allreduce(np.ones(1), op=hvd.Sum, process_set=both).tolist())
+        hvd.shutdown()
+    return sums
+
+
+def test_horovods_api_needs_no_reducers_either(meeting: str) -> None:
+    first, _, last = run_ranks(3, _with_horovod)
+    assert first == [[3.0, 3.0], [2.0]] * 2
+    assert last == [[3.0, 3.0]] * 2
 
 
 def test_hosted_false_asks_for_addresses(meeting: str) -> None:

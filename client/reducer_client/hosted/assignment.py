@@ -9,6 +9,7 @@ from typing import Any
 
 from reducer.shares import best_shares, least_time, weights_of
 from reducer.wire.codes import MAX_WEIGHTED
+from reducer_client.hosted.hosting import Hosted
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,19 @@ class Introduction:
         machine: id of the machine (`hosted.machine`), as hexadecimal digits.
         address: the machine's own address.
         gbps: the rate of the NIC in Gbit/s; 0 if unknown.
+        dedicated: number of the dedicated reducers.
         key: rank 0's: a random key for the hosted reducers, as hexadecimal digits.
+        wanted: rank 0's: its ``hosted`` setting.
+        dedicated_gbps: rank 0's: the rates of the dedicated reducers.
     """
 
     machine: str
     address: str
     gbps: float
+    dedicated: int = 0
     key: str = ""
+    wanted: Hosted = "auto"
+    dedicated_gbps: Sequence[float] = ()
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,5 +11,9 @@ class NotStartedError(HostedError):
     """A reducer process did not start. The text has the end of its log."""
 
 
+class DisagreementError(HostedError):
+    """The ranks know different reducers."""
+
+
 class NotReachedError(HostedError):
     """A rank does not reach a hosted reducer. The text names both machines."""

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 
 from reducer import nic
 from reducer_client.hosted.assignment import Introduction, Machine, assign, find_machines
-from reducer_client.hosted.failures import HostedError, NotReachedError, NotStartedError
+from reducer_client.hosted.failures import (
+    DisagreementError,
+    HostedError,
+    NotReachedError,
+    NotStartedError,
+)
 from reducer_client.hosted.hosted_reducer import HostedReducer
 from reducer_client.hosted.hosting import Hosting
 from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
@@ -42,13 +47,14 @@ def form(
         ValueError: ``REDUCER_SOCKET_IFNAME`` has no address.
         Also the errors of `Meeting.exchange`.
     """
-    introductions = _introduce(meeting, rank, hosting, key)
+    introductions = _introduce(meeting, rank, hosting, len(dedicated), key)
+    first = introductions[0]  # all ranks use the settings of rank 0
     machines = find_machines(introductions)
-    assignment = assign(machines, len(dedicated), hosting.dedicated_gbps)
-    unneeded = hosting.wanted == "auto" and dedicated and len(machines) == 1
+    assignment = assign(machines, len(dedicated), first.dedicated_gbps)
+    unneeded = first.wanted == "auto" and dedicated and len(machines) == 1
     if unneeded or not assignment.hosts:
         return Reducers(tuple(dedicated))
-    key = key or bytes.fromhex(introductions[0].key)
+    key = key or bytes.fromhex(first.key)
     own: HostedReducer | None = None
     record: Record = {}
     if any(host.ranks[0] == rank for host in assignment.hosts):
@@ -80,16 +86,29 @@ def machine_name() -> str:
     return os.uname().nodename
 
 
-def _introduce(meeting: Meeting, rank: int, hosting: Hosting, key: bytes) -> list[Introduction]:
+def _introduce(
+    meeting: Meeting, rank: int, hosting: Hosting, dedicated: int, key: bytes
+) -> list[Introduction]:
+    """Raises DisagreementError if the ranks know different numbers of dedicated reducers."""
     address = own_address(hosting.interface, hosting.toward)
     interface = nic.interface_of(address) if address else ""
     mine = Introduction(
         machine=machine_id().hex(),
         address=address,
         gbps=hosting.gbps or (nic.gbps_of(interface) if interface else 0.0),
+        dedicated=dedicated,
         key="" if key or rank else secrets.token_hex(_KEY_BYTES),
+        wanted=hosting.wanted,
+        dedicated_gbps=hosting.dedicated_gbps,
     )
-    return [Introduction(**each) for each in meeting.exchange("ranks", mine.as_record())]
+    found = [Introduction(**each) for each in meeting.exchange("ranks", mine.as_record())]
+    for other, one in enumerate(found):
+        if one.dedicated != found[0].dedicated:
+            raise DisagreementError(
+                f"rank {other} has {one.dedicated} dedicated reducers, rank 0 has "
+                f"{found[0].dedicated}: give all ranks the same addresses (REDUCER_ADDRS)"
+            )
+    return found
 
 
 def _start(

@@ -17,6 +17,7 @@ from reducer_tools.planner.plan import Step
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 HEADLINES = ("allreduce-4+4-1gbit", "allreduce-8+8-500mbit", "allreduce-few-reducers")
+HOSTED = "allreduce-hosted"
 WITHIN = 0.10
 # Above this share of busy cores, the cores set the time, not the NICs.
 BUSY = 0.8
@@ -37,6 +38,7 @@ def measured(name: str) -> Iterator[Series]:
 
 
 SERIES = [series for name in HEADLINES for series in measured(name)]
+WITH_HOSTED = [*measured(HOSTED)]
 
 
 def predicted(series: Series) -> float:
@@ -44,7 +46,8 @@ def predicted(series: Series) -> float:
     if series.contender == "gloo":
         return network_time.ring_seconds(size, at.workers, gbps(at.rate))
     hosts = (at.workers, gbps(at.rate), at.reducers, gbps(at.reducer_rate))
-    return network_time.reducer_seconds(size, *hosts)
+    model = network_time.mixed_seconds if at.hosted else network_time.reducer_seconds
+    return model(size, *hosts)
 
 
 def name(series: Series) -> str:
@@ -65,7 +68,16 @@ def test_every_shape_of_the_speed_measurements_is_among_them() -> None:
     }
 
 
-@pytest.mark.parametrize("series", SERIES, ids=name)
+def test_hosted_reducers_were_measured_with_none_to_enough_dedicated_ones() -> None:
+    ours = [series.topology for series in WITH_HOSTED if series.contender == "reducers"]
+    assert {(at.workers, at.reducers) for at in ours} == {
+        *((4, reducers) for reducers in range(5)),
+        *((8, reducers) for reducers in (0, 2, 4, 8)),
+    }
+    assert all(at.hosted for at in ours)
+
+
+@pytest.mark.parametrize("series", [*SERIES, *WITH_HOSTED], ids=name)
 def test_a_prediction_is_within_a_tenth_of_the_measurement(series: Series) -> None:
     assert predicted(series) == pytest.approx(series.median, rel=WITHIN)
 
