@@ -257,15 +257,18 @@ def join_beside(
     rank: int,
     world_size: int,
     run_id: str,
-    connect_timeout: float | None = None,
-    step_timeout: float | None = None,
+    connect_timeout: float,
+    step_timeout: float | None,
 ) -> Group:
     """Join a group of some ranks of this group's run, on the same reducers."""
-    settings = replace(group.settings, rank=rank, world_size=world_size, run_id=run_id)
-    if connect_timeout is not None:
-        settings = replace(settings, connect_timeout=connect_timeout)
-    if step_timeout is not None:
-        settings = replace(settings, step_timeout=step_timeout)
+    settings = replace(
+        group.settings,
+        rank=rank,
+        world_size=world_size,
+        run_id=run_id,
+        connect_timeout=connect_timeout,
+        step_timeout=step_timeout,
+    )
     return join(settings, resolve_trust(job=settings.job), group.reducers_in_use.of_others())
 
 

@@ -166,6 +166,19 @@ def test_ranks_that_know_different_reducers_are_named(meeting: str, tmp_path: Pa
         assert "rank 1 has 1 dedicated reducers, rank 0 has 2: give all ranks the same" in text
 
 
+def _without_address(rank: int, world: int) -> str:
+    if rank == 1:
+        os.environ["REDUCER_SOCKET_IFNAME"] = "nope0"
+    with pytest.raises(JoinError) as caught:
+        reducer_client.connect(rank=rank, world_size=world)
+    return str(caught.value)
+
+
+def test_a_wrong_interface_is_named_on_every_rank(meeting: str) -> None:
+    for text in run_ranks(2, _without_address):
+        assert text == "rank 1: REDUCER_SOCKET_IFNAME='nope0': this interface has no address"
+
+
 def _with_horovod(rank: int, world: int) -> list[list[float]]:
     import reducer_client.horovod as hvd
     from reducer_client.horovod.arrays import allreduce

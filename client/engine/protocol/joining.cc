@@ -241,7 +241,8 @@ std::optional<Failure> Joining::maybe_join(double now) {
   const size_t answering = lanes_.reducers().size() - missing;
   if (answering > 0 && complete_at_ < 0) complete_at_ = now;
   if (missing > 0 && run_.options.rank == 0) {
-    const bool waited = now - opened_at_ >= kGrace && now - complete_at_ >= kLeastGrace;
+    const bool waited =
+        opened_at_ >= 0 && now - opened_at_ >= kGrace && now - complete_at_ >= kLeastGrace;
     if (!waited || answering < std::max<size_t>(run_.options.min_reducers, 1)) return std::nullopt;
   }
   return answering > 0 ? join(now) : std::nullopt;

@@ -267,4 +267,6 @@ def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:
         rank=list(ranks).index(group.rank),
         world_size=len(ranks),
         run_id=f"{group.run_id}#{name}",
+        connect_timeout=resolve_seconds("connect_timeout"),
+        step_timeout=None,
     )

@@ -21,6 +21,7 @@ class Introduction:
         address: the machine's own address.
         gbps: the rate of the NIC in Gbit/s; 0 if unknown.
         dedicated: number of the dedicated reducers.
+        error: why the rank has no address.
         key: rank 0's: a random key for the hosted reducers, as hexadecimal digits.
         wanted: rank 0's: its ``hosted`` setting.
         dedicated_gbps: rank 0's: the rates of the dedicated reducers.
@@ -30,6 +31,7 @@ class Introduction:
     address: str
     gbps: float
     dedicated: int = 0
+    error: str = ""
     key: str = ""
     wanted: Hosted = "auto"
     dedicated_gbps: Sequence[float] = ()

@@ -43,8 +43,7 @@ def form(
 
     Raises:
         HostedError: a hosted reducer did not start, or a rank does not reach it, and there is no
-            dedicated one.
-        ValueError: ``REDUCER_SOCKET_IFNAME`` has no address.
+            dedicated one; or the ranks' settings contradict each other.
         Also the errors of `Meeting.exchange`.
     """
     introductions = _introduce(meeting, rank, hosting, len(dedicated), key)
@@ -89,20 +88,27 @@ def machine_name() -> str:
 def _introduce(
     meeting: Meeting, rank: int, hosting: Hosting, dedicated: int, key: bytes
 ) -> list[Introduction]:
-    """Raises DisagreementError if the ranks know different numbers of dedicated reducers."""
-    address = own_address(hosting.interface, hosting.toward)
+    """Raises DisagreementError if a setting of a rank is of no use, here or beside rank 0's."""
+    address = error = ""
+    try:
+        address = own_address(hosting.interface, hosting.toward)
+    except ValueError as problem:  # the others must not wait for this rank
+        error = str(problem)
     interface = nic.interface_of(address) if address else ""
     mine = Introduction(
         machine=machine_id().hex(),
         address=address,
         gbps=hosting.gbps or (nic.gbps_of(interface) if interface else 0.0),
         dedicated=dedicated,
+        error=error,
         key="" if key or rank else secrets.token_hex(_KEY_BYTES),
         wanted=hosting.wanted,
         dedicated_gbps=hosting.dedicated_gbps,
     )
     found = [Introduction(**each) for each in meeting.exchange("ranks", mine.as_record())]
     for other, one in enumerate(found):
+        if one.error:
+            raise DisagreementError(f"rank {other}: {one.error}")
         if one.dedicated != found[0].dedicated:
             raise DisagreementError(
                 f"rank {other} has {one.dedicated} dedicated reducers, rank 0 has "

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Literal, TypedDict
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -99,11 +100,16 @@ class Formation:
         chosen = json.loads(here.get("run"))
         if "error" in chosen:
             raise JoinError(f"process group {self.name!r}: rank 0 failed: {chosen['error']}")
-        if beside is not None:
-            return join_beside(
-                beside, rank=self.rank, world_size=self.world_size, run_id=chosen["run_id"]
-            )
-        return self._join(here, options, chosen)
+        if beside is None:
+            return self._join(here, options, chosen)
+        return join_beside(
+            beside,
+            rank=self.rank,
+            world_size=self.world_size,
+            run_id=chosen["run_id"],
+            connect_timeout=self._connect_timeout(),
+            step_timeout=self.timeout.total_seconds(),
+        )
 
     def _join(self, store: Store, options: Options, chosen: Chosen) -> Group:
         debug.follow_environment()
@@ -111,12 +117,12 @@ class Formation:
         reducers = Reducers(config.find_dedicated(options.addresses))
         if chosen["meets"]:
             hosting = hosting_config.resolve_hosting(options.hosted)
-            meeting = StoreMeeting(store, self.rank, self.world_size, self._wait)
+            wait = partial(self._wait, limit=self._connect_timeout())
+            meeting = StoreMeeting(store, self.rank, self.world_size, wait)
             toward = store_host(store) or hosting.toward
             hosting = replace(hosting, toward=toward)
             with of_hosted():
                 reducers = form(meeting, self.rank, hosting, reducers.addresses, key=trust.key)
-        seconds = self.timeout.total_seconds()
         with reducers.stopped_on_error():
             settings = config.resolve(
                 reducers.addresses,
@@ -125,10 +131,13 @@ class Formation:
                 rank=self.rank,
                 world_size=self.world_size,
                 run_id=chosen["run_id"],
-                connect_timeout=min(seconds, config.resolve_seconds("connect_timeout")),
-                step_timeout=seconds,
+                connect_timeout=self._connect_timeout(),
+                step_timeout=self.timeout.total_seconds(),
             )
             return join(settings, trust, reducers)
+
+    def _connect_timeout(self) -> float:
+        return min(self.timeout.total_seconds(), config.resolve_seconds("connect_timeout"))
 
     def _choose(
         self,
@@ -163,9 +172,12 @@ class Formation:
             tls=config.resolve_tls() is not None,
         )
 
-    def _wait(self, store: Store, keys: list[str]) -> None:
-        """Wait for keys of the store. After _TELL_AFTER seconds, log which ranks are missing."""
-        limit = self.timeout.total_seconds()
+    def _wait(self, store: Store, keys: list[str], limit: float | None = None) -> None:
+        """Wait for keys of the store, by default for the group's timeout.
+
+        After _TELL_AFTER seconds, log which ranks are missing.
+        """
+        limit = seconds = self.timeout.total_seconds() if limit is None else limit
         if limit > _TELL_AFTER:
             try:
                 store.wait(keys, timedelta(seconds=_TELL_AFTER))
@@ -182,10 +194,10 @@ class Formation:
         except RuntimeError as error:
             raise JoinError(
                 f"process group {self.name!r}: not all of {self.world_size} ranks came within "
-                f"{self.timeout.total_seconds():g} s; missing ranks: {self._missing(store)}"
+                f"{seconds:g} s; missing ranks: {self._missing(store)}"
             ) from error
 
     def _missing(self, store: Store) -> str:
         ranks = range(self.world_size)
         missing = [str(rank) for rank in ranks if not store.check([f"rank/{rank}"])]
-        return ", ".join(missing) or "none, but rank 0 has chosen no run"
+        return ", ".join(missing) or "none, but rank 0 has not answered"

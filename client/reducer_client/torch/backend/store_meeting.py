@@ -11,7 +11,10 @@ from reducer_client.hosted.meeting import Record
 
 
 class StoreMeeting:
-    """``wait`` waits for keys of the store. It raises JoinError if they do not come in time."""
+    """``wait`` waits for keys of a store in which each rank that is there has the key ``rank/N``.
+
+    It raises JoinError if they do not come in time.
+    """
 
     def __init__(
         self, store: Store, rank: int, world_size: int, wait: Callable[[Store, list[str]], None]
@@ -23,9 +26,9 @@ class StoreMeeting:
 
     def exchange(self, name: str, record: Record) -> list[Record]:
         store = PrefixStore(name, self._store)
-        store.set(f"of/{self._rank}", json.dumps(record))
+        store.set(f"rank/{self._rank}", json.dumps(record))
         if self._rank == 0:  # one value for all: n ranks that read n values are too many requests
-            keys = [f"of/{rank}" for rank in range(self._world_size)]
+            keys = [f"rank/{rank}" for rank in range(self._world_size)]
             self._wait(store, keys)
             store.set("all", json.dumps([json.loads(store.get(key)) for key in keys]))
         self._wait(store, ["all"])
