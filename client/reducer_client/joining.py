@@ -308,10 +308,8 @@ def _meet(
             key = job_key(trust.key, settings.job) if trust.key else b""
             group = join(settings, Trust(key), Reducers((place,)))
         stack.enter_context(group)
-        return form(
-            GroupMeeting(group),
-            settings.rank,
-            hosting,
-            dedicated,
-            key=trust.key,
-        )
+        meeting = GroupMeeting(group, settings.connect_timeout)
+        reducers = form(meeting, settings.rank, hosting, dedicated, key=trust.key)
+        with reducers.stopped_on_error():
+            stack.close()  # leaves the meeting
+        return reducers

@@ -11,6 +11,7 @@ from collections.abc import Generator
 import numpy as np
 
 from reducer.cluster.addresses import split_address
+from reducer_client.errors import JoinError, RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.hosted.child_daemon import ChildDaemon
 from reducer_client.hosted.hosted_reducer import key_file
@@ -21,17 +22,25 @@ _MEMORY = "64MiB"
 
 
 class GroupMeeting:
-    """A meeting of the ranks of a group."""
+    """A meeting of the ranks of a group. ``seconds`` is the limit for an exchange."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, seconds: float) -> None:
         self._group = group
+        self._seconds = seconds
 
     def exchange(self, name: str, record: Record) -> list[Record]:
+        try:
+            return self._exchange(name, record)
+        except RoundTimeoutError as error:
+            raise JoinError(f"the ranks did not meet to choose the reducers: {error}") from None
+
+    def _exchange(self, name: str, record: Record) -> list[Record]:
         text = np.frombuffer(json.dumps(record).encode(), np.uint8)
-        sizes = self._group.all_gather(np.array([text.size]), key=f"{name}/size").wait()
+        size = np.array([text.size])
+        sizes = self._group.all_gather(size, key=f"{name}/size").wait(self._seconds)
         padded = np.full(int(sizes.max()), ord(" "), np.uint8)
         padded[: text.size] = text
-        texts = self._group.all_gather(padded, key=name).wait()
+        texts = self._group.all_gather(padded, key=name).wait(self._seconds)
         return [json.loads(each.tobytes()) for each in texts]
 
 

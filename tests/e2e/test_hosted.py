@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,56 @@ def test_the_hosted_reducer_dies_with_its_worker(meeting: str) -> None:
         _, pid, _ = ranks.receive(0)
         ranks.kill(0)
         wait_until(lambda: not _runs(pid), 10.0)
+
+
+def _stopped(rank: int, world: int) -> bool:
+    group = reducer_client.connect(rank=rank, world_size=world)
+    own = group.reducers_in_use.own
+    assert own is not None
+    pid = own.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    group.close(1.0)
+    return _runs(pid)
+
+
+def test_a_hosted_reducer_that_does_not_drain_is_killed(meeting: str) -> None:
+    assert run_ranks(1, _stopped) == [False]
+
+
+def _interrupted(rank: int, world: int, delays: list[float]) -> tuple[int, str]:
+    """How many calls were interrupted, and the pids of the children that are left."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    for delay in delays:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        try:
+            group = reducer_client.connect(rank=rank, world_size=world)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            group.close()
+        except KeyboardInterrupt:
+            interrupted += 1
+    tasks = Path("/proc/self/task").iterdir()
+    return interrupted, " ".join((task / "children").read_text() for task in tasks).strip()
+
+
+def test_an_interrupt_while_joining_leaves_no_reducer(meeting: str) -> None:
+    ((interrupted, children),) = run_ranks(1, _interrupted, [0.1 * n for n in range(1, 9)])
+    assert interrupted >= 3
+    assert not children
+
+
+def _impatient(rank: int, world: int) -> list[float]:
+    with reducer_client.connect(rank=rank, world_size=world, step_timeout=0.3) as group:
+        return group.all_reduce(np.ones(1)).wait(30).tolist()
+
+
+def test_the_meeting_does_not_have_the_timeout_of_a_step(meeting: str) -> None:
+    assert run_ranks(2, _impatient) == [[2.0]] * 2
 
 
 def _fork(rank: int, world: int) -> bool:

@@ -23,7 +23,7 @@ die_with_parent(int(sys.argv[1]))
 sys.argv = ["reducer", *sys.argv[2:]]
 runpy.run_module("reducer", run_name="__main__", alter_sys=True)
 """
-_STOP_TIMEOUT = 5.0
+STOP_SECONDS = 5.0
 _SHOWN = 4000
 
 
@@ -90,11 +90,15 @@ class ChildDaemon:
         """Let the reducer drain. Does nothing if the process has ended."""
         self._process.terminate()
 
+    def kill(self) -> None:
+        """End the process at once. Does nothing if the process has ended."""
+        self._process.kill()
+
     def stop(self) -> None:
         """Let the reducer drain, kill it after 5 s, and free the log."""
         self._process.terminate()
         try:
-            self._process.wait(_STOP_TIMEOUT)
+            self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -119,7 +123,7 @@ class ChildDaemon:
                 return line
             piece = os.read(fd, 4096)
             if not piece:
-                self._process.wait(_STOP_TIMEOUT)
+                self._process.wait(STOP_SECONDS)
                 return line
             line += piece
         return line

@@ -56,9 +56,13 @@ def form(
     key = key or bytes.fromhex(first.key)
     own: HostedReducer | None = None
     record: Record = {}
-    if any(host.ranks[0] == rank for host in assignment.hosts):
-        own, record = _start(rank, machines, hosting, key, len(introductions))
     try:
+        if any(host.ranks[0] == rank for host in assignment.hosts):
+            try:
+                own = _make(rank, machines, hosting, key, len(introductions))
+                record = {"address": own.start()}
+            except (OSError, NotStartedError) as error:  # the others must not wait for this rank
+                record = {"error": f"on {machine_name()} (rank {rank}): {error}"}
         addresses = _gather_addresses(meeting, assignment.hosts, record)
         _check_reach(meeting, addresses)
     except BaseException as error:
@@ -117,30 +121,17 @@ def _introduce(
     return found
 
 
-def _start(
-    rank: int,
-    machines: Sequence[Machine],
-    hosting: Hosting,
-    key: bytes,
-    world_size: int,
-) -> tuple[HostedReducer | None, Record]:
-    """The started reducer, and the record for the others: its address or an error."""
-    try:
-        lanes = lanes_beside_workers()
-        own = HostedReducer(
-            _address_to_serve(rank, machines),
-            hosting.ports,
-            key,
-            [
-                *("--lanes", str(lanes)),
-                *("--memory", str(memory_beside_workers(world_size, lanes))),
-                *("--congestion", hosting.congestion),
-            ],
-            hosting.environment,
-        )
-        return own, {"address": own.start()}
-    except (OSError, NotStartedError) as error:
-        return None, {"error": f"on {machine_name()} (rank {rank}): {error}"}
+def _make(
+    rank: int, machines: Sequence[Machine], hosting: Hosting, key: bytes, world_size: int
+) -> HostedReducer:
+    lanes = lanes_beside_workers()
+    options = [
+        *("--lanes", str(lanes)),
+        *("--memory", str(memory_beside_workers(world_size, lanes))),
+        *("--congestion", hosting.congestion),
+    ]
+    host = _address_to_serve(rank, machines)
+    return HostedReducer(host, hosting.ports, key, options, hosting.environment)
 
 
 def _address_to_serve(rank: int, machines: Sequence[Machine]) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 
-from reducer_client.hosted.child_daemon import ChildDaemon
+from reducer_client.hosted.child_daemon import STOP_SECONDS, ChildDaemon
 from reducer_client.hosted.failures import NotStartedError
 
 logger = logging.getLogger("reducer_client")
@@ -73,7 +73,7 @@ class HostedReducer:
         return self._address
 
     def stop(self, linger: float = 0.0) -> None:
-        """End the process after ``linger`` seconds.
+        """End the process after ``linger`` seconds. A process that does not drain is killed.
 
         In a forked child this does nothing: the process is the parent's.
         """
@@ -85,8 +85,13 @@ class HostedReducer:
             if self._daemon is not None:
                 self._daemon.terminate()
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if not self._thread.is_alive():
+            return
+        self._thread.join(STOP_SECONDS)
+        with self._lock:
+            if self._daemon is not None:  # such as a stopped process
+                self._daemon.kill()
+        self._thread.join()
 
     def _run(self) -> None:
         pause = 0.1
