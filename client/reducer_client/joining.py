@@ -10,7 +10,7 @@ from functools import partial
 from reducer.wire.handshake import job_key
 from reducer_client import config, debug, hosting_config
 from reducer_client.engine import Engine, EngineError
-from reducer_client.errors import from_engine, of_hosted
+from reducer_client.errors import JoinError, from_engine, of_hosted
 from reducer_client.group import Group
 from reducer_client.hosted.forming import form
 from reducer_client.hosted.hosting import Hosted, Hosting
@@ -176,7 +176,14 @@ def connect(
     ):
         settings = resolve(addresses, weights=weights)
         return join(settings, trust(job=settings.job), Reducers(settings.addresses))
-    reducers = _meet(resolve, hosting, dedicated, trust, one_machine=here == size)
+    reducers = _meet(
+        resolve,
+        hosting,
+        dedicated,
+        trust,
+        one_machine=here == size,
+        run_id=config.find_run_id(run_id),
+    )
     with reducers.stopped_on_error():
         settings = resolve(reducers.addresses, weights=reducers.weights)
         if settings.rank == 0:
@@ -291,23 +298,27 @@ def _meet(
     trust_of: Callable[..., Trust],
     *,
     one_machine: bool,
+    run_id: str,
 ) -> Reducers:
     """Meet all other ranks over the dedicated reducers, or over one of rank 0."""
+    places = dedicated or (hosting_config.find_meeting(one_machine),)
+    settings = resolve(places, min_reducers=1, timeline="")
+    # A run of its own: a rank that does not meet must not take the meeting for the job.
+    settings = replace(settings, run_id=f"{run_id or 'meeting'}#ranks")
+    trust = here = trust_of(job=settings.job)
     with of_hosted(), ExitStack() as stack:
-        if dedicated:
-            settings = resolve(dedicated, min_reducers=1, timeline="")
-            trust = trust_of(job=settings.job)
-            run_id = f"{settings.run_id}.meeting" if settings.run_id else ""
-            group = join(replace(settings, run_id=run_id), trust, Reducers(dedicated))
-        else:
-            place = hosting_config.find_meeting(one_machine)
-            settings = resolve((place,), min_reducers=1, timeline="")
-            trust = trust_of(job=settings.job)
+        if not dedicated:
+            here = Trust(job_key(trust.key, settings.job) if trust.key else b"")
             if settings.rank == 0:
-                stack.enter_context(reducer_of_rank_0(place, trust.key, settings.connect_timeout))
-            key = job_key(trust.key, settings.job) if trust.key else b""
-            group = join(settings, Trust(key), Reducers((place,)))
-        stack.enter_context(group)
+                serving = reducer_of_rank_0(places[0], trust.key, settings.connect_timeout)
+                stack.enter_context(serving)
+        try:
+            group = stack.enter_context(join(settings, here, Reducers(places)))
+        except JoinError as error:
+            raise JoinError(
+                f"before the job starts, its ranks meet to choose the reducers (hosted and "
+                f"REDUCER_HOSTED must be equal on all ranks): {error}"
+            ) from None
         meeting = GroupMeeting(group, settings.connect_timeout)
         reducers = form(meeting, settings.rank, hosting, dedicated, key=trust.key)
         with reducers.stopped_on_error():

@@ -14,6 +14,7 @@ import pytest
 
 import reducer_client
 from reducer_client import AuthenticationError, JoinError, PeerLostError, ReducerUnavailableError
+from tests.support.cluster import Daemon
 from tests.support.ports import free_ports
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.wait import wait_until
@@ -215,6 +216,22 @@ def test_ranks_that_know_different_reducers_are_named(meeting: str, tmp_path: Pa
     pytest.importorskip("torch")
     for text in run_ranks(3, _unlike, str(tmp_path / "store")):
         assert "rank 1 has 1 dedicated reducers, rank 0 has 2: give all ranks the same" in text
+
+
+def _stays_away(rank: int, world: int, address: str) -> str:
+    os.environ |= {"LOCAL_WORLD_SIZE": "1"}
+    with pytest.raises(JoinError) as caught:
+        reducer_client.connect(
+            address, job="j", rank=rank, world_size=world, connect_timeout=3, hosted=rank != 1
+        )
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_meet_does_not_take_the_meeting_for_the_job(meeting: str) -> None:
+    with Daemon() as daemon:
+        meets, stays_away, _ = run_ranks(3, _stays_away, daemon.address)
+    assert "REDUCER_HOSTED must be equal on all ranks): rank 1 of 3 has not joined" in meets
+    assert "ranks 0, 2 of 3 have not joined job 'j' within 3 s" in stays_away
 
 
 def _without_address(rank: int, world: int) -> str:
