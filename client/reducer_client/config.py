@@ -408,12 +408,6 @@ def _resolve_ranks(
     return found_rank.value, found_size.value
 
 
-def find_run_id(given: str | None) -> str:
-    """The run id that all ranks know; "" if rank 0 makes one."""
-    found = cluster.find_run_id(os.environ, given)
-    return "" if found is None else found.value
-
-
 def _resolve_run_id(env: Mapping[str, str], given: str | None, rank: int) -> str:
     found = cluster.find_run_id(env, given)
     run_id = "" if found is None else found.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from zlib import crc32
 
 from reducer import cluster
 from reducer_client.config import resolve_congestion
@@ -14,9 +15,12 @@ _HOSTED: dict[str, Hosted] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-# Where the ranks of a job without reducers meet: this many above MASTER_PORT, where torch listens.
-_MEETING_PORT_OFFSET = 1
+# Where the ranks of a job without reducers meet: this far from MASTER_PORT, where torch listens.
+# The next job of the machine often has the next MASTER_PORT.
+_MEETING_PORT_OFFSET = 1_000
 _MEETING_PORT = 2224
+# Variables that are equal on all ranks of a launch, and different for other launches.
+_LAUNCHES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 # A network for documentation (RFC 5737): the default route leads there.
 _ELSEWHERE = "192.0.2.1"
 
@@ -75,8 +79,9 @@ def needs_meeting(
 def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) -> str:
     """The address at which the ranks of a job without reducers meet.
 
-    It is ``REDUCER_MEETING``, else MASTER_ADDR with the port after MASTER_PORT (else 2224), else
-    loopback if all ranks run on one machine. Raises ValueError if none of these is known.
+    It is ``REDUCER_MEETING``, else MASTER_ADDR with a port 1,000 below MASTER_PORT (2224 without
+    MASTER_PORT), else loopback if all ranks run on one machine, with a port for this launch if the
+    launch has a name. Raises ValueError if none of these is known.
     """
     env = os.environ if environ is None else environ
     given = env.get("REDUCER_MEETING", "")
@@ -84,7 +89,7 @@ def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) ->
         return cluster.normalize_address(given)
     master, port = cluster.find_master(env)
     if master is not None:
-        number = _MEETING_PORT if port is None else port.value + _MEETING_PORT_OFFSET
+        number = _MEETING_PORT if port is None else _apart_from(port.value)
         host = master.value
         return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
     if not one_machine:
@@ -93,7 +98,25 @@ def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) ->
             "no address where the workers could meet: set MASTER_ADDR to the host of rank 0, or "
             "REDUCER_MEETING to a host and port on its machine"
         )
-    return f"127.0.0.1:{_MEETING_PORT}"
+    launch = find_launch(None, env)
+    # Below Linux's ephemeral ports.
+    return f"127.0.0.1:{10_000 + crc32(launch.encode()) % 20_000 if launch else _MEETING_PORT}"
+
+
+def find_launch(run_id: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """A name of this start of the job that all ranks know and other jobs do not have; "" if none.
+
+    It is the run id, else the job's name, else the name that Open MPI or Horovod give their launch.
+    """
+    env = os.environ if environ is None else environ
+    for found in (cluster.find_run_id(env, run_id), cluster.find_job(env, None, None)):
+        if found is not None:
+            return found.value
+    return next((env[name] for name in _LAUNCHES if env.get(name, "")), "")
+
+
+def _apart_from(port: int) -> int:
+    return port - _MEETING_PORT_OFFSET if port > 2_000 else port + _MEETING_PORT_OFFSET
 
 
 def find_job_of_workers(job: str | None, environ: Mapping[str, str] | None = None) -> str:
@@ -115,7 +138,8 @@ def daemon_environment() -> dict[str, str]:
 def hosted_environment(also: Collection[str] = ()) -> dict[str, str]:
     """The environment of a hosted reducer, whose key is an argument, and the variables `also`."""
     kept = {"REDUCER_KERNELS", "REDUCER_TIMELINE", *also}
-    return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
+    found = {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
+    return {**found, "PYTHONSAFEPATH": "1"}  # imports nothing from the current directory
 
 
 def _resolve_ports(env: Mapping[str, str]) -> tuple[int, int]:

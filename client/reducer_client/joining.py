@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 
 from reducer.wire.handshake import job_key
 from reducer_client import config, debug, hosting_config
@@ -143,6 +144,8 @@ def connect(
     hosting = hosting_config.resolve_hosting(hosted, congestion)
     if weights:
         hosting = hosting.with_weights_given()
+    if "#" in (run_id or ""):  # some ranks of a run, which have its reducers
+        hosting = replace(hosting, wanted=False)
     if not dedicated and hosting.wanted:
         job = hosting_config.find_job_of_workers(job)
     resolve = partial(
@@ -182,7 +185,7 @@ def connect(
         dedicated,
         trust,
         one_machine=here == size,
-        run_id=config.find_run_id(run_id),
+        launch=hosting_config.find_launch(run_id) or job or "",
     )
     with reducers.stopped_on_error():
         settings = resolve(reducers.addresses, weights=reducers.weights)
@@ -298,13 +301,15 @@ def _meet(
     trust_of: Callable[..., Trust],
     *,
     one_machine: bool,
-    run_id: str,
+    launch: str,
 ) -> Reducers:
     """Meet all other ranks over the dedicated reducers, or over one of rank 0."""
     places = dedicated or (hosting_config.find_meeting(one_machine),)
     settings = resolve(places, min_reducers=1, timeline="")
-    # A run of its own: a rank that does not meet must not take the meeting for the job.
-    settings = replace(settings, run_id=f"{run_id or 'meeting'}#ranks")
+    # A run of its own: a rank that does not meet must not take the meeting for the job, and two
+    # jobs must not meet each other.
+    name = sha256(launch.encode()).hexdigest()[:32]
+    settings = replace(settings, run_id=f"{name}#ranks")
     trust = here = trust_of(job=settings.job)
     with of_hosted(), ExitStack() as stack:
         if not dedicated:

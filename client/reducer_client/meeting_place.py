@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import socket
 import time
 from collections.abc import Generator
 
@@ -14,6 +15,7 @@ from reducer.cluster.addresses import split_address
 from reducer_client.errors import JoinError, RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.hosted.child_daemon import ChildDaemon
+from reducer_client.hosted.failures import NotStartedError
 from reducer_client.hosted.hosted_reducer import key_file
 from reducer_client.hosted.meeting import Record
 from reducer_client.hosting_config import hosted_environment
@@ -62,7 +64,13 @@ def reducer_of_rank_0(address: str, key: bytes, start_seconds: float) -> Generat
         options += ["--key-file", f"/proc/self/fd/{fds[0]}"] if fds else ["--insecure"]
         daemon = ChildDaemon(options, hosted_environment(), fds)
         stack.callback(daemon.stop)
-        daemon.wait_ready(time.monotonic() + start_seconds)
+        try:
+            daemon.wait_ready(time.monotonic() + start_seconds)
+        except NotStartedError as error:
+            raise NotStartedError(
+                f"the ranks cannot meet at {address}: {error}\nREDUCER_MEETING=host:port, or "
+                "another MASTER_PORT, moves the meeting"
+            ) from None
         yield
 
 
@@ -71,10 +79,13 @@ def _to_serve(host: str) -> str:
 
     Otherwise all addresses: rank 0's machine may resolve its own name to loopback.
     """
-    if host == "localhost":
-        return host
     try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return host
+    except ValueError:  # a name
+        pass
+    try:
+        families = {item[0] for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
         return "0.0.0.0"
-    return host if address.is_loopback else "::" if address.version == 6 else "0.0.0.0"
+    return "::" if socket.AF_INET6 in families else "0.0.0.0"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 
 from reducer.system_files import read_text
 
 # An abstract name begins with a zero byte, which /proc/net/unix shows as @.
 _MARK = "@open-reduction-server-metrics/"  # `reducer.server.sockets.announce_metrics`
-_EVERYWHERE = {"0.0.0.0:": "127.0.0.1:", "[::]:": "[::1]:"}
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def find_here() -> list[str]:
@@ -22,7 +23,17 @@ def addresses_in(names: str) -> list[str]:
     >>> addresses_in("0: 2 0 0 1 01 9 @open-reduction-server-metrics/0.0.0.0:2223")
     ['127.0.0.1:2223']
     """
-    found = {line.partition(_MARK)[2].strip() for line in names.splitlines() if _MARK in line}
-    for everywhere, loopback in _EVERYWHERE.items():
-        found = {address.replace(everywhere, loopback) for address in found}
-    return sorted(found)
+    marked = (line.partition(_MARK)[2].strip() for line in names.splitlines())
+    return sorted({address for name in marked if (address := _address(name))})
+
+
+def _address(name: str) -> str:
+    """The address in a name; "" if the name has none. Any user may bind any name."""
+    host, _, port = name.rpartition(":")
+    try:
+        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        number = int(port)
+    except ValueError:
+        return ""
+    text = _LOOPBACK.get(str(ip), str(ip))
+    return f"[{text}]:{number}" if ":" in text else f"{text}:{number}"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,38 @@ def test_an_interrupt_while_joining_leaves_no_reducer(meeting: str) -> None:
     ((interrupted, children),) = run_ranks(1, _interrupted, [0.1 * n for n in range(1, 9)])
     assert interrupted >= 3
     assert not children
+
+
+def _job(rank: int, world: int, job: str) -> float:
+    os.environ |= {"LOCAL_WORLD_SIZE": str(world), "REDUCER_JOB": job}
+    os.environ.pop("REDUCER_MEETING")
+    with reducer_client.connect(rank=rank, world_size=world) as group:
+        return float(group.all_reduce(np.full(1, len(job))).wait(30)[0])
+
+
+def test_two_jobs_that_start_at_once_do_not_meet(meeting: str) -> None:
+    with start_ranks(2, _job, "a") as one, start_ranks(2, _job, "bbb") as other:
+        assert [outcome.value for outcome in one.collect()] == [2.0] * 2
+        assert [outcome.value for outcome in other.collect()] == [6.0] * 2
+
+
+def _in_range(rank: int, world: int, ports: str, place: str) -> str:
+    os.environ |= {"REDUCER_HOSTED_PORTS": ports, "REDUCER_MEETING": place}
+    with reducer_client.connect(rank=0, world_size=1) as group:
+        group.barrier()
+        return group.settings.addresses[0]
+
+
+def test_jobs_that_start_at_once_share_a_range_of_ports(meeting: str) -> None:
+    first, *places = free_ports(4)
+    ports = f"{first}-{min(first + 30, 65535)}"
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(start_ranks(1, _in_range, ports, f"127.0.0.1:{place}"))
+            for place in places
+        ]
+        found = [job.collect()[0].value for job in jobs]
+    assert len(set(found)) == 3, found
 
 
 def _impatient(rank: int, world: int) -> list[float]:

@@ -130,5 +130,6 @@ def test_status_without_an_address_shows_all_reducers_of_the_machine() -> None:
 
 def test_a_marker_names_an_address_that_can_be_asked() -> None:
     mark = "ffff: 00000002 00000000 00000000 0001 01 77 @open-reduction-server-metrics/"
-    names = f"{mark}0.0.0.0:2223\n{mark}[::]:2224\n{mark}10.0.0.1:9\nx: 1 @other\n{mark}10.0.0.1:9"
-    assert addresses_in(names) == ["10.0.0.1:9", "127.0.0.1:2223", "[::1]:2224"]
+    names = f"{mark}not an address\n{mark}red:99\n{mark}10.0.0.0:7\n{mark}evil.example:80\n"
+    names += f"{mark}0.0.0.0:2223\n{mark}[::]:2224\n{mark}10.0.0.1:9\nx: 1 @other\n{mark}10.0.0.1:9"
+    assert addresses_in(names) == ["10.0.0.0:7", "10.0.0.1:9", "127.0.0.1:2223", "[::1]:2224"]

@@ -7,10 +7,9 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from reducer_client.hosted.failures import NotStartedError
 
@@ -28,7 +27,7 @@ _SHOWN = 4000
 
 
 class ChildDaemon:
-    """The process, with its log in a temporary file.
+    """The process, with its log in memory.
 
     The process also ends when this process ends in any way, or the thread that made the object.
 
@@ -36,6 +35,8 @@ class ChildDaemon:
         options: the arguments of ``reducer serve``.
         environment: the process's environment.
         descriptors: file descriptors that the process inherits.
+
+    Raises NotStartedError if the system cannot start a process.
     """
 
     def __init__(
@@ -45,7 +46,14 @@ class ChildDaemon:
         descriptors: Sequence[int] = (),
     ) -> None:
         self._options = ["serve", *options]
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        try:
+            self._start(environment, descriptors)
+        except OSError as error:
+            raise NotStartedError(f"a local reducer cannot be started: {error}") from None
+
+    def _start(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
+        # In memory: a container may have no directory that can be written to.
+        self._log = open(os.memfd_create("reducer-log"), "w+b")  # noqa: SIM115 - as the process
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options],
             stdin=subprocess.DEVNULL,

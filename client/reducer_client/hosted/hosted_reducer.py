@@ -19,6 +19,7 @@ logger = logging.getLogger("reducer_client")
 _START_SECONDS = 30.0
 _SETTLED_SECONDS = 60.0
 _LONGEST_PAUSE = 10.0
+_IN_USE = "Another process has this port"  # `server.sockets`
 
 
 class HostedReducer:
@@ -68,8 +69,8 @@ class HostedReducer:
         """Start the process and return the address. Raises NotStartedError or OSError."""
         self._thread.start()
         self._first_try.wait()
-        if self._error is not None:
-            raise self._error
+        if not self._address:
+            raise self._error or NotStartedError("the thread of the hosted reducer has failed")
         return self._address
 
     def stop(self, linger: float = 0.0) -> None:
@@ -94,10 +95,19 @@ class HostedReducer:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._first_try.set()
+
+    def _serve(self) -> None:
         pause = 0.1
         while not self._stops:
             began = time.monotonic()
             why = self._serve_once()
+            if not self._address and _IN_USE in why and self._ports[0] < self._ports[1]:
+                self._ports = (self._ports[0] + 1, self._ports[1])  # others may start, too
+                continue
             if self._stops or not self._address:
                 return
             logger.warning(
@@ -126,8 +136,6 @@ class HostedReducer:
         except (OSError, NotStartedError) as error:
             self._error = error
             return str(error)
-        finally:
-            self._first_try.set()
 
     def _start(self, key_fd: int) -> ChildDaemon:
         options = [

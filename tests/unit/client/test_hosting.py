@@ -93,7 +93,10 @@ def test_weights_are_for_dedicated_reducers_only() -> None:
     ("env", "place"),
     [
         ({"REDUCER_MEETING": "m", **MASTER}, "m:2222"),
-        (MASTER, "node0:29501"),
+        (MASTER, "node0:28500"),
+        ({**MASTER, "MASTER_PORT": "1500"}, "node0:2500"),
+        ({"REDUCER_JOB": "resnet"}, "127.0.0.1:11771"),
+        ({"PMIX_NAMESPACE": "prte-1"}, "127.0.0.1:25384"),
         ({"MASTER_ADDR": "fd00::1"}, "[fd00::1]:2224"),
         ({}, "127.0.0.1:2224"),
     ],
