@@ -228,8 +228,9 @@ def test_a_killed_worker_is_named_to_every_survivor(addresses: list[str], job: s
     for error in _errors(outcomes, PeerLostError):
         assert (error.rank, error.key, error.round) == (1, "grad", 0)
         assert error.reason == "lost"
-        # The dead worker's kernel sends RST if bytes were unread, else FIN.
-        end = r"(the worker closed the connection|.*\[Errno 104\])"
+        # The dead worker's kernel sends RST if bytes were unread, else FIN. The lane may be the one
+        # that sends next.
+        end = r"(the worker closed the connection|.*\[Errno (104|32)\])"
         assert re.search(f"rank 1 of job {job!r} is lost: {end}", str(error)), error
     assert took < LOST_SECONDS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,9 @@ def _groups(rank: int, world: int) -> None:
     default: Any = dist.group.WORLD
     pair = dist.new_group([0, 1], pg_options=replace(default.options, job=None))
     assert rank > 1 or pair.job == default.job
+    patient: Any = dist.new_group(timeout=timedelta(seconds=777))
+    assert patient.reducer_group.step_timeout == 777
+    assert default.reducer_group.step_timeout != 777
     alone = [dist.new_group([r]) for r in range(world)][rank]
     for group, members in ((pair, [0, 1]), (alone, [rank])):
         if rank in members:

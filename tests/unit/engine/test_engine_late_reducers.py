@@ -68,9 +68,26 @@ def test_a_lane_that_waits_for_ranks_does_not_keep_the_job() -> None:
     worker.pending(1, reducer=1)
     worker.pass_time(5.1, 0)
     assert worker.state.joined
+    assert worker.state.to_drop() == [(1, 0)]
     worker.disconnect(1)
     worker.connect()
     assert decoded(worker.sent(1), messages.Hello)[-1].rejoin
+
+
+def test_reducers_have_a_second_after_the_first_one_that_answers() -> None:
+    """The first address is silent, so the others are tried only after five seconds."""
+    worker = Worker(reducers=3)
+    worker.tick(0.0)
+    without(worker, 0)
+    worker.pass_time(5.1)
+    answer(worker, 1)
+    worker.pass_time(0.9, 1)
+    assert not worker.state.joined
+    answer(worker, 2)
+    worker.pass_time(0.2, 1, 2)
+    assert worker.state.joined
+    routes = decoded(worker.sent(1), messages.Route)
+    assert routes[-1].live == (0, 1, 1)
 
 
 def test_the_other_ranks_follow_rank_0() -> None:
@@ -118,6 +135,19 @@ def test_slots_of_late_reducers_are_corrected() -> None:
     assert worker.state.error is None
     submit(worker, 6)
     assert worker.contributions(0) and worker.contributions(1)
+
+
+def test_a_late_reducer_cannot_take_the_slot_of_a_live_one() -> None:
+    worker = Worker(reducers=3, rank=1)
+    worker.connect()
+    moved = {"route": 1, "since": (0, 1, 1), "live": (1, 0, 0), "lanes_by_slot": (1, 1, 1)}
+    worker.welcome(0, **moved)
+    worker.connect()
+    worker.welcome(1, slot=0, **moved)
+    assert worker.state.error is None
+    assert worker.state.to_drop() == [(1, 0)]
+    submit(worker, 3)
+    assert len(worker.contributions(0)) == 2  # within the credit; none to the liar
 
 
 def test_fewer_than_min_reducers_do_not_start() -> None:

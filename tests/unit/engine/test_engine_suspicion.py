@@ -52,6 +52,16 @@ def test_a_lane_has_300_ms_to_come_back() -> None:
     assert worker.state.suspected == set()
 
 
+def test_a_reducer_that_goes_with_a_rank_that_has_left_is_no_news() -> None:
+    """A hosted reducer ends with its worker."""
+    for left, news in (((), 1), ((1,), 0)):
+        worker = joined(reducers=2, world_size=3)
+        worker.get(control(messages.Absent((), left)))
+        worker.get(control(messages.Goaway("it was told to stop")), 1)
+        assert len(worker.state.take_reports()) == news
+        assert decoded(worker.sent(0), messages.Route)[-1].live == (1, 0)
+
+
 def test_a_silent_lane_is_suspected_until_it_speaks_and_keeps_its_connection() -> None:
     worker = joined(reducers=2, rank=1)
     worker.pass_time(0.95, 0)
