@@ -52,7 +52,7 @@ def _exports(cluster: Cluster) -> dict[str, Found[Any] | None]:
 
 
 _HINTS = {
-    "reducers": "(set REDUCER_ADDRS, or REDUCER_SERVICE and REDUCER_REPLICAS)",
+    "reducers": "(workers host them, or set REDUCER_ADDRS, or REDUCER_SERVICE and _REPLICAS)",
     "job": "(set REDUCER_JOB, equal on all ranks)",
     "run id": "(rank 0 makes one)",
     "rank": "(set REDUCER_RANK, or start by a launcher; only workers have one)",
