@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from reducer import __version__, log
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer_client.config import Settings, resolve_debug
+from reducer_client.hosted.reducers import Reducers
 
 if TYPE_CHECKING:
     from reducer_client.engine import Engine
@@ -50,15 +51,16 @@ def about(settings: Settings) -> dict[str, object]:
     return {"job": settings.job, "rank": settings.rank}
 
 
-def joined(settings: Settings, engine: Engine, mode: str, hosted: int) -> None:
+def joined(settings: Settings, engine: Engine, mode: str, reducers: Reducers) -> None:
     """Log the group's release, reducers, connections, mode and chunks in one line.
 
-    ``mode`` is the security mode of the dedicated reducers. The last ``hosted`` reducers are hosted
-    ones.
+    ``mode`` is the security mode of the dedicated reducers.
     """
+    hosted = len(reducers.hosted)
     if hosted:
+        of_hosted = "psk" if reducers.key else "open"
         all_hosted = hosted == len(settings.addresses)
-        mode = "psk" if all_hosted else f"{mode}, the last {hosted} hosted and in mode psk"
+        mode = of_hosted if all_hosted else f"{mode}, the last {hosted} hosted and {of_hosted}"
     chunks = ", ".join(f"{chunk} B from {least} B" for least, chunk in settings.chunk_table)
     join_logger.info(
         "open-reduction-server %s, protocol %d.%d: rank %d of %d in run %s on %s; %d connections, "

@@ -257,7 +257,7 @@ def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
         engine.connect()
     except EngineError as error:
         raise from_engine(error.args) from None
-    debug.joined(settings, engine, trust.mode, len(reducers.hosted))
+    debug.joined(settings, engine, trust.mode, reducers)
     return Group(settings, engine, reducers)
 
 
@@ -310,15 +310,14 @@ def _meet(
     # jobs must not meet each other.
     name = sha256(launch.encode()).hexdigest()[:32]
     settings = replace(settings, run_id=f"{name}#ranks")
-    trust = here = trust_of(job=settings.job)
+    trust = trust_of(job=settings.job)
+    here = Reducers(places) if dedicated else Reducers(places, (), ((0,),), trust.key)
     with of_hosted(), ExitStack() as stack:
-        if not dedicated:
-            here = Trust(job_key(trust.key, settings.job) if trust.key else b"")
-            if settings.rank == 0:
-                serving = reducer_of_rank_0(places[0], trust.key, settings.connect_timeout)
-                stack.enter_context(serving)
+        if settings.rank == 0 and not dedicated:
+            serving = reducer_of_rank_0(places[0], trust.key, settings.connect_timeout)
+            stack.enter_context(serving)
         try:
-            group = stack.enter_context(join(settings, here, Reducers(places)))
+            group = stack.enter_context(join(settings, trust, here))
         except JoinError as error:
             raise JoinError(
                 f"before the job starts, its ranks meet to choose the reducers (hosted and "

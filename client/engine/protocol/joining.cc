@@ -358,12 +358,14 @@ std::optional<Failure> Joining::take_rules() {
 Failure Joining::not_joined() const {
   const std::string within = " within " + as_set(run_.options.connect_timeout);
   std::string silent;
+  std::optional<uint32_t> host;
   std::set<uint32_t> absent;
   uint64_t absent_count = 0;
   for (const Lane* lane : lanes_.all()) {
     if (lane->phase < Phase::kPending) {
       if (!silent.empty()) silent += ", ";
       silent += lanes_.reducer_of(*lane).address;
+      host = run_.options.host_of(lane->reducer);
       if (lane->number != 0) silent += " (lane " + std::to_string(lane->number) + ")";
       if (!lane->trouble.empty()) silent += " (" + lane->trouble + ")";
     } else if (lane->phase == Phase::kPending) {
@@ -373,7 +375,9 @@ Failure Joining::not_joined() const {
   }
   if (!silent.empty()) {
     return {ErrorCode::kUnavailable,
-            "no reducer answered at " + silent + within + ": is `reducer serve` running there?",
+            "no reducer answered at " + silent + within +
+                (host ? ": is rank " + std::to_string(*host) + ", which starts it, running?"
+                      : ": is `reducer serve` running there?"),
             "unreachable"};
   }
   const std::vector<uint32_t> ranks(absent.begin(), absent.end());

@@ -34,10 +34,16 @@ struct Options {
   uint32_t loops = 1;             // threads that move the bytes; each owns the sockets of its lanes
   std::string incarnation;        // 16 random bytes
   // The last of the addresses are of hosted reducers: for each, the ranks on its machine,
-  // ascending.
+  // ascending; none if they are not known. The first of them has started the reducer.
   std::vector<std::vector<uint32_t>> hosted;
 
   bool is_hosted(uint32_t reducer) const { return reducer + hosted.size() >= addresses.size(); }
+  // The rank that has started the reducer, with which the reducer ends; none if there is none.
+  std::optional<uint32_t> host_of(uint32_t reducer) const {
+    if (!is_hosted(reducer)) return std::nullopt;
+    const auto& ranks = hosted[reducer + hosted.size() - addresses.size()];
+    return ranks.empty() ? std::nullopt : std::optional<uint32_t>(ranks.front());
+  }
   // Whether the reducer runs on the machine of the rank.
   bool hosted_by(uint32_t rank, uint32_t reducer) const {
     if (!is_hosted(reducer)) return false;

@@ -11,6 +11,9 @@ namespace {
 constexpr double kReconnect = 0.3;     // seconds to reconnect before a lane is suspected
 constexpr double kHelloTimeout = 5.0;  // seconds for the answer to a HELLO after the join
 constexpr double kReconnectAll = 3.0;  // seconds for ranks that were paused together to reconnect
+// Seconds for a hosted reducer to come back. Its rank starts it again within one or two, so after
+// this time the rank is gone, too.
+constexpr double kHostedWait = 10.0;
 
 }  // namespace
 
@@ -130,12 +133,29 @@ void Suspicions::watch_reducers(double now) {
         unreached && current_route_.live(reducer) && rounds_.open_rounds() > 0 && needed(reducer);
     if (!blocked) reducer.blocked_at = -1;
     if (blocked && reducer.blocked_at < 0) reducer.blocked_at = now;
-    if (blocked && now - reducer.blocked_at >= run_.options.reducer_wait) {
-      return run_.end(run_ended ? pause_failure() : no_reducer(now));
+    const auto host = host_of(reducer);
+    const double wait = run_.options.reducer_wait;
+    if (blocked && now - reducer.blocked_at >= (host ? std::min(wait, kHostedWait) : wait)) {
+      return run_.end(run_ended ? pause_failure() : host ? lost_host(*host) : no_reducer(now));
     }
     const bool again = now - reducer.told_at >= run_.heartbeat;
     if (current_route_.suspicious(reducer) != nullptr && again) queue_suspect(&reducer, now);
   }
+}
+
+// The other rank with which the reducer ends; none if there is none.
+std::optional<uint32_t> Suspicions::host_of(const Reducer& reducer) const {
+  const auto host =
+      run_.options.host_of(static_cast<uint32_t>(&reducer - lanes_.reducers().data()));
+  return host == run_.options.rank ? std::nullopt : host;
+}
+
+Failure Suspicions::lost_host(uint32_t rank) const {
+  const std::string message = run_.rank_of_job(rank) +
+                              " is lost, and with it the reducer that it hosted: neither has been "
+                              "heard of for " +
+                              in_seconds(kHostedWait);
+  return {ErrorCode::kPeerLost, message, "lost", rank};
 }
 
 Failure Suspicions::no_reducer(double now) const {

@@ -39,6 +39,8 @@ class Suspicions {
   bool needed(const Reducer& reducer) const;
   bool run_ended_in_pause() const;
   Failure pause_failure() const;
+  std::optional<uint32_t> host_of(const Reducer& reducer) const;
+  Failure lost_host(uint32_t rank) const;
   Failure no_reducer(double now) const;
   void shift_clocks(double seconds);
 

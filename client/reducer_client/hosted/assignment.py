@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -32,7 +32,7 @@ class Introduction:
     gbps: float
     dedicated: int = 0
     error: str = ""
-    key: str = ""
+    key: str = field(default="", repr=False)
     wanted: Hosted = "auto"
     dedicated_gbps: Sequence[float] = ()
 

@@ -61,6 +61,7 @@ class ChildDaemon:
             stderr=self._log,
             env=environment,
             pass_fds=descriptors,
+            start_new_session=True,  # Ctrl-C and signals to the program's group are not for it
         )
 
     @property

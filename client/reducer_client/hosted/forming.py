@@ -50,6 +50,11 @@ def form(
     first = introductions[0]  # all ranks use the settings of rank 0
     machines = find_machines(introductions)
     assignment = assign(machines, len(dedicated), first.dedicated_gbps)
+    if rank == 0 and first.dedicated_gbps and not all(machine.gbps for machine in machines):
+        logger.warning(
+            "REDUCER_DEDICATED_GBPS has no effect, because the rate of the NIC of a worker is not "
+            "known: set REDUCER_GBPS on every machine of workers"
+        )
     unneeded = first.wanted == "auto" and dedicated and len(machines) == 1
     if unneeded or not assignment.hosts:
         return Reducers(tuple(dedicated))
@@ -61,7 +66,7 @@ def form(
             try:
                 own = _make(rank, machines, hosting, key, len(introductions))
                 record = {"address": own.start()}
-            except (OSError, NotStartedError) as error:  # the others must not wait for this rank
+            except (OSError, RuntimeError, NotStartedError) as error:  # the others must hear of it
                 record = {"error": f"on {machine_name()} (rank {rank}): {error}"}
         addresses = _gather_addresses(meeting, assignment.hosts, record)
         _check_reach(meeting, addresses)

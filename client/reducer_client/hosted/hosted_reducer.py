@@ -66,7 +66,10 @@ class HostedReducer:
             return None if self._daemon is None else self._daemon.pid
 
     def start(self) -> str:
-        """Start the process and return the address. Raises NotStartedError or OSError."""
+        """Start the process and return the address.
+
+        Raises NotStartedError, OSError or RuntimeError if that is impossible.
+        """
         self._thread.start()
         self._first_try.wait()
         if not self._address:
@@ -128,12 +131,13 @@ class HostedReducer:
                     self._ports = (int(self._address.rpartition(":")[2]),) * 2
                     self._first_try.set()
                     status = daemon.wait()
-                    return f"status {status}; {daemon.log_tail()}"
+                    last = daemon.log_tail().splitlines()[-1:]
+                    return f"status {status}; {''.join(last)}"
                 finally:
                     with self._lock:
                         self._daemon = None
                     daemon.stop()
-        except (OSError, NotStartedError) as error:
+        except Exception as error:  # `start` raises it
             self._error = error
             return str(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Hosted = Literal["auto"] | bool
@@ -31,7 +31,7 @@ class Hosting:
     gbps: float
     dedicated_gbps: tuple[float, ...]
     congestion: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
 
     def with_weights_given(self) -> Hosting:
         """The same where the program gives weights, which are for dedicated reducers only."""

@@ -175,7 +175,10 @@ def _conclude_rate(plan: Plan) -> list[str]:
     rate = dedicated_gbps(cluster.workers, cluster.reducer_gbps, cluster.flows.to_reducer)
     if plan.chosen.reducers >= plan.needed or rate == exact(cluster.worker_gbps):
         return []
-    return [f"Set REDUCER_DEDICATED_GBPS={float(rate):g} on the workers, for the right shares."]
+    return [
+        f"Set REDUCER_DEDICATED_GBPS={float(rate):g} on rank 0's machine for the right shares.",
+        f"Set REDUCER_GBPS={cluster.worker_gbps:g} on all workers, too, if /sys does not show it (clouds).",
+    ]
 
 
 def _conclude_third_pool(sizing: Sizing, reducer_gbps: float) -> str:

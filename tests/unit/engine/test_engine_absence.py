@@ -114,6 +114,31 @@ def test_a_reducer_on_the_ranks_own_machine_has_no_say() -> None:
     assert worker.state.error[1] == "rank 2 of job 'job' is lost: the worker closed it"
 
 
+def test_a_reducer_that_goes_with_its_host_names_the_rank_and_not_itself() -> None:
+    """All ranks are on one machine. Rank 0 has started the reducer, and dies."""
+    worker = joined(rank=1, world_size=3, hosted=[[0, 1, 2]])
+    operation, _ = submit(worker, 1)
+    worker.disconnect()
+    worker.refuse()
+    worker.pass_time(9.9)
+    assert not operation.done
+    worker.pass_time(0.3)
+    code, text, rank, reason, *_ = operation.error
+    assert (code, rank, reason) == (ErrorCode.PEER_LOST, 0, "lost")
+    assert text == (
+        "rank 0 of job 'job' is lost, and with it the reducer that it hosted: neither has been "
+        "heard of for 10.0 s"
+    )
+    # Rank 0 itself knows better, and a reducer that nobody hosts is another case.
+    for options in ({"rank": 0, "hosted": [[0, 1, 2]]}, {"rank": 1, "hosted": [[]]}):
+        worker = joined(world_size=3, **options)
+        operation, _ = submit(worker, 1)
+        worker.disconnect()
+        worker.refuse()
+        worker.pass_time(11.0)
+        assert not operation.done
+
+
 def test_a_slot_that_is_out_of_the_route_has_no_say() -> None:
     worker = joined(reducers=2, rank=1, world_size=4)
     worker.get(absent(2))

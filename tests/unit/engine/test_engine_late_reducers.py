@@ -150,6 +150,17 @@ def test_a_late_reducer_cannot_take_the_slot_of_a_live_one() -> None:
     assert len(worker.contributions(0)) == 2  # within the credit; none to the liar
 
 
+def test_a_hosted_reducer_that_never_answers_is_blamed_on_its_rank() -> None:
+    worker = Worker(rank=1, hosted=[[0]])
+    worker.tick(0.0)
+    without(worker, 0)
+    worker.pass_time(10.1)
+    assert (
+        "at r0 (connection refused) within 10 s: is rank 0, which starts it, running?"
+        in (worker.state.error[1])
+    )
+
+
 def test_fewer_than_min_reducers_do_not_start() -> None:
     worker = Worker(reducers=3, min_reducers=2)
     worker.tick(0.0)

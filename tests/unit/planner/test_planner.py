@@ -210,7 +210,10 @@ def test_workers_are_told_the_rate_that_they_would_not_assume(
     options: tuple[str, ...], told: bool
 ) -> None:
     verdict = planned("--workers", "4", "--worker-gbps", "100", *options)["verdict"]
-    sentences = ["Set REDUCER_DEDICATED_GBPS=32 on the workers, for the right shares."]
+    sentences = [
+        "Set REDUCER_DEDICATED_GBPS=32 on rank 0's machine for the right shares.",
+        "Set REDUCER_GBPS=100 on all workers, too, if /sys does not show it (clouds).",
+    ]
     assert [text for text in verdict if "REDUCER_" in text] == (sentences if told else [])
 
 

@@ -77,7 +77,7 @@ def test_too_few_lanes_set_the_time() -> None:
         "With 2 lanes its connections carry 40: hosted reducers sum the rest.",
         "Give each dedicated reducer 13 lanes, one for each 8 Gbit/s that it sums.",
         "`--lanes auto` starts as many on 18 cores.",
-        "Set REDUCER_DEDICATED_GBPS=40 on the workers",
+        "Set REDUCER_DEDICATED_GBPS=40 on rank 0's machine",
     ):
         assert text in verdict
     alone = {choice["reducers"]: choice["alone_seconds"] for choice in found["choices"]}
