@@ -64,6 +64,7 @@ class Engine:
         hosted: Sequence[Sequence[int]] = (),
         hosted_key: bytes = b"",
         min_reducers: int = 1,
+        grace: float = 5.0,
     ) -> None:
         """Open no connection yet.
 

@@ -100,6 +100,12 @@ def find_dedicated(
     return () if found is None else found.value
 
 
+def find_job(addresses: str | Sequence[str] | None, job: str | None) -> str | None:
+    """The job's name, given or from the environment; None if nothing names the job."""
+    found = cluster.find_job(os.environ, job, cluster.find_addresses(os.environ, addresses))
+    return job if found is None else found.value
+
+
 def require_addresses(
     addresses: str | Sequence[str] | None, environ: Mapping[str, str] | None = None
 ) -> cluster.Found[tuple[str, ...]]:

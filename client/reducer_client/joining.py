@@ -19,6 +19,10 @@ from reducer_client.hosted.reducers import Reducers
 from reducer_client.meeting_place import GroupMeeting, reducer_of_rank_0
 from reducer_client.reports import logger
 
+_GRACE = 5.0
+# The reducers of a run are up, or have been down for long.
+_GRACE_BESIDE = 1.0
+
 
 def connect(
     addresses: str | Sequence[str] | None = None,
@@ -146,6 +150,8 @@ def connect(
         hosting = hosting.with_weights_given()
     if "#" in (run_id or ""):  # some ranks of a run, which have its reducers
         hosting = replace(hosting, wanted=False)
+    # Before hosted reducers are known: a cluster that lists its reducers names the job as well.
+    job = config.find_job(addresses, job)
     if not dedicated and hosting.wanted:
         job = hosting_config.find_job_of_workers(job)
     resolve = partial(
@@ -227,8 +233,13 @@ def resolve_trust(
     return Trust(of_job, tls)
 
 
-def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
-    """Join a job on these reducers. Raises the ReducerErrors of `connect`."""
+def join(
+    settings: config.Settings, trust: Trust, reducers: Reducers, grace: float = _GRACE
+) -> Group:
+    """Join a job on these reducers. Raises the ReducerErrors of `connect`.
+
+    ``grace``: seconds after which the job starts without reducers that do not answer.
+    """
     try:
         engine = Engine(
             addresses=list(settings.addresses),
@@ -239,6 +250,7 @@ def join(settings: config.Settings, trust: Trust, reducers: Reducers) -> Group:
             chunk_table=list(settings.chunk_table),
             weights=list(settings.weights),
             min_reducers=settings.min_reducers,
+            grace=grace,
             connect_timeout=settings.connect_timeout,
             silence=settings.silence,
             reducer_wait=settings.reducer_wait,
@@ -279,7 +291,8 @@ def join_beside(
         connect_timeout=connect_timeout,
         step_timeout=step_timeout,
     )
-    return join(settings, resolve_trust(job=settings.job), group.reducers_in_use.of_others())
+    trust = resolve_trust(job=settings.job)
+    return join(settings, trust, group.reducers_in_use.of_others(), _GRACE_BESIDE)
 
 
 def _warn_of_flat_ranks(reducers: Reducers) -> None:

@@ -110,7 +110,8 @@ def test_reducers_on_the_hosts_of_workers_move_what_a_ring_moves(tmp_path: Path)
     assert "3 workers, 0 reducers and 3 hosted ones, 400mbit NICs" in table
     (line,) = lines
     ring = 2 * (3 - 1) / 3 * (8 << 20)
-    assert ring < line["nic_sent"] < 1.1 * ring
+    # 128 chunks do not divide by three: a reducer may have a chunk less than its share.
+    assert 0.98 * ring < line["nic_sent"] < 1.1 * ring
 
 
 @pytest.mark.long

@@ -15,9 +15,8 @@ namespace {
 using Phase = Lane::Phase;
 
 constexpr size_t kMaxRanksShown = 16;
-// Seconds that the job waits for reducers that do not answer, from the first attempt. A reducer
-// that answers has proved that all ranks are here: the others then have kLeastGrace at least.
-constexpr double kGrace = 5.0;
+// A reducer that answers has proved that all ranks are here. The others then have this many seconds
+// at least.
 constexpr double kLeastGrace = 1.0;
 
 uint32_t in_ms(double value) { return static_cast<uint32_t>(std::lround(value * 1000)); }
@@ -241,8 +240,8 @@ std::optional<Failure> Joining::maybe_join(double now) {
   const size_t answering = lanes_.reducers().size() - missing;
   if (answering > 0 && complete_at_ < 0) complete_at_ = now;
   if (missing > 0 && run_.options.rank == 0) {
-    const bool waited =
-        opened_at_ >= 0 && now - opened_at_ >= kGrace && now - complete_at_ >= kLeastGrace;
+    const bool waited = opened_at_ >= 0 && now - opened_at_ >= run_.options.grace &&
+                        now - complete_at_ >= kLeastGrace;
     if (!waited || answering < std::max<size_t>(run_.options.min_reducers, 1)) return std::nullopt;
   }
   return answering > 0 ? join(now) : std::nullopt;
@@ -300,7 +299,8 @@ void Joining::begin_without(double now) {
 std::optional<Failure> Joining::watch(double now) {
   if (opened_at_ < 0) opened_at_ = arbiter_at_ = now;
   const bool last = arbiter_ + 1 == lanes_.reducers().size();
-  if (!last && now - arbiter_at_ >= kGrace && lanes_.want(arbiter_, 0)->phase < Phase::kPending) {
+  if (!last && now - arbiter_at_ >= run_.options.grace &&
+      lanes_.want(arbiter_, 0)->phase < Phase::kPending) {
     arbiter_at_ = now;
     lanes_.want(++arbiter_, 0);
   }

@@ -25,6 +25,7 @@ struct Options {
   double worker_silence = 5;      // rank 0's: seconds without a byte until a worker counts as lost
   double reducer_wait = 30;       // seconds that open rounds wait for a reducer
   std::vector<uint32_t> weights;  // rank 0's: shares of the reducers, by address; none: equal
+  double grace = 5;               // seconds that the job waits for reducers that do not answer
   uint32_t min_reducers = 1;      // rank 0's: the job does not start with fewer
   uint32_t digest_every = 0;      // rank 0's: rounds of a key between comparisons; 0: none
   double leave_wait = 10;         // seconds that rank 0 waits for the others to leave first

@@ -269,7 +269,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
           const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
           double worker_silence, uint32_t io_threads, const std::vector<uint32_t>& weights,
           const std::vector<std::vector<uint32_t>>& hosted, const nb::bytes& hosted_key,
-          uint32_t min_reducers) {
+          uint32_t min_reducers, double grace) {
   Trust of_dedicated = {secret_of(key), nullptr};
   Trust of_hosted = {secret_of(hosted_key), nullptr};
   Options options;
@@ -290,6 +290,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
   options.weights = weights;
   options.hosted = hosted;
   options.min_reducers = min_reducers;
+  options.grace = grace;
   options.loops = choose_loops(io_threads, source);
   options.incarnation = random_bytes(16);
   check(options);
@@ -323,7 +324,8 @@ NB_MODULE(_engine, m) {
            nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0,
            nb::arg("io_threads") = 0, nb::arg("weights") = std::vector<uint32_t>(),
            nb::arg("hosted") = std::vector<std::vector<uint32_t>>(),
-           nb::arg("hosted_key") = nb::bytes("", 0), nb::arg("min_reducers") = 1)
+           nb::arg("hosted_key") = nb::bytes("", 0), nb::arg("min_reducers") = 1,
+           nb::arg("grace") = 5.0)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

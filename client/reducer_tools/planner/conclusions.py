@@ -177,7 +177,7 @@ def _conclude_rate(plan: Plan) -> list[str]:
         return []
     return [
         f"Set REDUCER_DEDICATED_GBPS={float(rate):g} on rank 0's machine for the right shares.",
-        f"Set REDUCER_GBPS={cluster.worker_gbps:g} on all workers, too, if /sys does not show it (clouds).",
+        f"Set REDUCER_GBPS={cluster.worker_gbps:g} on all workers, too, if /sys does not show it.",
     ]
 
 

@@ -212,7 +212,7 @@ def test_workers_are_told_the_rate_that_they_would_not_assume(
     verdict = planned("--workers", "4", "--worker-gbps", "100", *options)["verdict"]
     sentences = [
         "Set REDUCER_DEDICATED_GBPS=32 on rank 0's machine for the right shares.",
-        "Set REDUCER_GBPS=100 on all workers, too, if /sys does not show it (clouds).",
+        "Set REDUCER_GBPS=100 on all workers, too, if /sys does not show it.",
     ]
     assert [text for text in verdict if "REDUCER_" in text] == (sentences if told else [])
 
