@@ -221,6 +221,6 @@ def test_without_reducers_the_doctor_tries_a_hosted_one(monkeypatch: pytest.Monk
         env = {"MASTER_ADDR": "127.0.0.1", "REDUCER_HOSTED_PORTS": port}
         result = CliRunner().invoke(main, ["doctor", "--json"], env=env)
     assert result.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in the_fault(
+    assert f"port {port} on 127.0.0.1 is in use, the last of REDUCER_HOSTED_PORTS" in the_fault(
         json.loads(result.stdout), "hosted-reducer"
     )

@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 
 import reducer_client
-from reducer_client import AuthenticationError, JoinError, PeerLostError, ReducerUnavailableError
+from reducer_client import (
+    AuthenticationError,
+    JoinError,
+    PeerLostError,
+    ReducerUnavailableError,
+    config,
+    hosting_config,
+)
+from reducer_client.hosted.hosted_reducer import HostedReducer
+from reducer_client.hosted.reducers import Reducers
+from reducer_client.joining import Trust, join
+from tests.support.certs import Files
 from tests.support.cluster import Daemon
 from tests.support.ports import free_ports
 from tests.support.ranks import Tell, run_ranks, start_ranks
@@ -249,6 +260,32 @@ def test_ranks_that_know_different_reducers_are_named(meeting: str, tmp_path: Pa
     pytest.importorskip("torch")
     for text in run_ranks(3, _unlike, str(tmp_path / "store")):
         assert "rank 1 has 1 dedicated reducers, rank 0 has 2: give all ranks the same" in text
+
+
+@pytest.mark.parametrize("mode", ["tls", "psk", "open"])
+def test_dedicated_reducers_keep_their_own_mode(certs: Files, key_file: str, mode: str) -> None:
+    """The engine joins a dedicated reducer in its mode, and a hosted one by the hosted key."""
+    options = {
+        "tls": [*certs.flags],
+        "psk": ["--key-file", key_file],
+        "open": [],
+    }[mode]
+    hosting = hosting_config.resolve_hosting(environ={})
+    own = HostedReducer("127.0.0.1", (0, 0), bytes(32), ["--lanes", "1"], hosting.environment)
+    with Daemon(*options) as daemon:
+        trust = Trust(
+            config.resolve_key("j", None, key_file) if mode == "psk" else b"",
+            (certs.cert, certs.key, certs.ca) if mode == "tls" else None,
+        )
+        reducers = Reducers((daemon.address, own.start()), (1, 3), ((0,),), bytes(32), own)
+        settings = config.resolve(
+            reducers.addresses, job="j", rank=0, world_size=1, weights=reducers.weights
+        )
+        with join(settings, trust, reducers) as group:
+            ones = np.ones(1 << 20, np.float32)
+            assert np.array_equal(group.all_reduce(ones).wait(30), ones)
+            took = [lane["contributions"] for lane in group.stats()["reducers"]]
+            assert all(took)
 
 
 def _stays_away(rank: int, world: int, address: str) -> str:

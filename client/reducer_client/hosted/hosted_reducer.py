@@ -108,9 +108,15 @@ class HostedReducer:
         while not self._stops:
             began = time.monotonic()
             why = self._serve_once()
-            if not self._address and _IN_USE in why and self._ports[0] < self._ports[1]:
-                self._ports = (self._ports[0] + 1, self._ports[1])  # others may start, too
+            first, last = self._ports
+            if not self._address and _IN_USE in why and first < last:
+                self._ports = (first + 1, last)  # another job may have taken it just now
                 continue
+            if not self._address and _IN_USE in why:
+                self._error = NotStartedError(
+                    f"port {last} on {self._host} is in use, the last of REDUCER_HOSTED_PORTS: "
+                    "give a larger range"
+                )
             if self._stops or not self._address:
                 return
             logger.warning(
