@@ -35,6 +35,8 @@ class ChildDaemon:
         options: the arguments of ``reducer serve``.
         environment: the process's environment.
         descriptors: file descriptors that the process inherits.
+        own_session: whether signals to this program's group, such as Ctrl-C, do not reach the
+            process.
 
     Raises NotStartedError if the system cannot start a process.
     """
@@ -44,25 +46,24 @@ class ChildDaemon:
         options: Sequence[str],
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
+        own_session: bool = False,
     ) -> None:
         self._options = ["serve", *options]
-        try:
-            self._start(environment, descriptors)
-        except OSError as error:
-            raise NotStartedError(f"a local reducer cannot be started: {error}") from None
-
-    def _start(self, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
         # In memory: a container may have no directory that can be written to.
         self._log = open(os.memfd_create("reducer-log"), "w+b")  # noqa: SIM115 - as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            pass_fds=descriptors,
-            start_new_session=True,  # Ctrl-C and signals to the program's group are not for it
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=environment,
+                pass_fds=descriptors,
+                start_new_session=own_session,
+            )
+        except OSError as error:
+            self._log.close()
+            raise NotStartedError(f"a local reducer cannot be started: {error}") from None
 
     @property
     def pid(self) -> int:

@@ -155,7 +155,7 @@ class HostedReducer:
             *("--key-file", f"/proc/self/fd/{key_fd}"),
             *self._options,
         ]
-        daemon = ChildDaemon(options, self._environment, (key_fd,))
+        daemon = ChildDaemon(options, self._environment, (key_fd,), own_session=True)
         with self._lock:
             self._daemon = daemon
             if self._stops:
