@@ -186,7 +186,7 @@ def from_engine(args: Sequence[Any]) -> ReducerError:
 
 @contextmanager
 def of_hosted() -> Generator[None]:
-    """Raise the client's errors where the block raises those of hosted reducers."""
+    """Turn the errors of `reducer_client.hosted` that the block raises into the client's."""
     try:
         yield
     except NotStartedError as error:

@@ -119,12 +119,6 @@ def _apart_from(port: int) -> int:
     return port - _MEETING_PORT_OFFSET if port > 2_000 else port + _MEETING_PORT_OFFSET
 
 
-def find_job_of_workers(job: str | None, environ: Mapping[str, str] | None = None) -> str:
-    """The name of a job that has only hosted reducers, which serve no other job."""
-    found = cluster.find_job(os.environ if environ is None else environ, job, None)
-    return cluster.OWN_CLUSTER_JOB if found is None else found.value
-
-
 def daemon_environment() -> dict[str, str]:
     """The environment of an embedded daemon, without most REDUCER_* variables.
 

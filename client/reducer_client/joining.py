@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 
+from reducer import cluster
 from reducer.wire.handshake import job_key
 from reducer_client import config, debug, hosting_config
 from reducer_client.engine import Engine, EngineError
@@ -152,8 +153,8 @@ def connect(
         hosting = replace(hosting, wanted=False)
     # Before hosted reducers are known: a cluster that lists its reducers names the job as well.
     job = config.find_job(addresses, job)
-    if not dedicated and hosting.wanted:
-        job = hosting_config.find_job_of_workers(job)
+    if job is None and not dedicated and hosting.wanted:
+        job = cluster.OWN_CLUSTER_JOB  # hosted reducers serve no other job
     resolve = partial(
         config.resolve,
         job=job,
@@ -333,7 +334,7 @@ def _meet(
             group = stack.enter_context(join(settings, trust, here))
         except JoinError as error:
             raise JoinError(
-                f"before the job starts, its ranks meet to choose the reducers (hosted and "
+                "before the job starts, its ranks meet to choose the reducers (hosted and "
                 f"REDUCER_HOSTED must be equal on all ranks): {error}"
             ) from None
         meeting = GroupMeeting(group, settings.connect_timeout)

@@ -22,7 +22,7 @@ def seconds_option(
 
 
 def status_addresses(given: Sequence[str]) -> list[str]:
-    """The addresses to ask, without duplicates; by default those of all reducers on this machine.
+    """Return the addresses to ask, without duplicates: by default all reducers on this machine.
 
     A bad address ends the command with exit status 2.
     """

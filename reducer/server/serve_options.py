@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reducer import cluster, keyfile
+from reducer.cores import usable_cores
 from reducer.kernels import Choice
 from reducer.log import parse_debug
 from reducer.units import (
@@ -460,20 +461,6 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return all(ipaddress.ip_address(str(item[4][0])).is_loopback for item in found)
-
-
-def usable_cores() -> int:
-    """How many cores this process may use: its affinity, and in a container its cgroup's quota.
-
-    A container sees its own cgroup as the root. Outside containers the root has no quota, and a
-    quota that systemd sets (CPUQuota=) is not found: set --lanes there.
-    """
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
 
 
 def child_environment() -> dict[str, str]:

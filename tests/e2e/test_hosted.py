@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from reducer_client import (
     config,
     hosting_config,
 )
+from reducer_client.hosted import hosted_reducer
 from reducer_client.hosted.hosted_reducer import HostedReducer
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.joining import Trust, join
@@ -191,23 +191,19 @@ def test_two_jobs_that_start_at_once_do_not_meet(meeting: str) -> None:
         assert [outcome.value for outcome in other.collect()] == [6.0] * 2
 
 
-def _in_range(rank: int, world: int, ports: str, place: str) -> str:
-    os.environ |= {"REDUCER_HOSTED_PORTS": ports, "REDUCER_MEETING": place}
-    with reducer_client.connect(rank=0, world_size=1) as group:
-        group.barrier()
-        return group.settings.addresses[0]
-
-
-def test_jobs_that_start_at_once_share_a_range_of_ports(meeting: str) -> None:
-    first, *places = free_ports(4)
-    ports = f"{first}-{min(first + 30, 65535)}"
-    with ExitStack() as stack:
-        jobs = [
-            stack.enter_context(start_ranks(1, _in_range, ports, f"127.0.0.1:{place}"))
-            for place in places
-        ]
-        found = [job.collect()[0].value for job in jobs]
-    assert len(set(found)) == 3, found
+def test_a_port_that_another_job_takes_first_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The port was free when the client looked, and is in use when the reducer listens."""
+    monkeypatch.setattr(hosted_reducer, "free_port", lambda host, first, last: first)
+    environment = hosting_config.hosted_environment()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = HostedReducer("127.0.0.1", (port, port + 9), bytes(32), ["--lanes", "1"], environment)
+        try:
+            assert port < int(own.start().rpartition(":")[2]) <= port + 9
+        finally:
+            own.stop()
 
 
 def _impatient(rank: int, world: int) -> list[float]:

@@ -53,10 +53,7 @@ class Job:
         return dict(json.loads(text))
 
     def lines(self) -> list[dict[str, Any]]:
-        return [self.line(rank) for rank in range(len(self.workers))]
-
-    def ends(self) -> list[dict[str, Any]]:
-        """The last lines, once all workers have joined."""
+        """The next line of each worker: the first when it has joined, the second at its end."""
         return [self.line(rank) for rank in range(len(self.workers))]
 
     def close(self) -> None:
@@ -108,7 +105,7 @@ def test_machines_with_nothing_configured_host_their_reducers(lab: Lab, how: str
             assert [address.rpartition(":")[0] for address in line["addresses"]] == expected
             assert (line["hosted"], line["local"]) == (3, 1)
             assert isinstance(line["pid"], int)
-        ends = running.ends()
+        ends = running.lines()
     assert len({end["digest"] for end in ends}) == 1
     assert any("3 machines: 0 dedicated and 3 hosted" in text for text in ends[0]["logs"])
     for end in ends:  # a rank that leaves takes its reducer along, which is no news
@@ -125,7 +122,7 @@ def test_results_have_the_same_bits_with_any_number_of_dedicated_reducers(lab: L
             lines = running.lines()
             weights.append(lines[0]["weights"])
             assert len(lines[0]["addresses"]) == count + (3 if count < 3 else 0)
-            digests |= {end["digest"] for end in running.ends()}
+            digests |= {end["digest"] for end in running.lines()}
     assert len(digests) == 1
     assert weights == [[], [2, 1, 1, 1], [4, 4, 1, 1, 1], []]
 
@@ -136,7 +133,7 @@ def test_a_hosted_reducer_that_is_killed_starts_again(lab: Lab) -> None:
         stdin = running.workers[1].stdin
         assert stdin is not None
         print("kill", file=stdin, flush=True)
-        ends = running.ends()
+        ends = running.lines()
     assert len({end["digest"] for end in ends}) == 1, ends
     assert all(end["slowest"] < 3.0 for end in ends)
     assert any("the hosted reducer at" in text for text in ends[1]["logs"])
@@ -189,7 +186,7 @@ def test_dedicated_reducers_go_on_without_hosted_ones(lab: Lab) -> None:
         job(lab, REDUCER_ADDRS=addresses, REDUCER_JOB="j") as running,
     ):
         lines = running.lines()
-        ends = running.ends()
+        ends = running.lines()
     assert all(line["addresses"] == [addresses] for line in lines)
     assert any("only the 1 dedicated reducers: rank 1" in text for text in ends[0]["logs"])
     assert len({end["digest"] for end in ends}) == 1
@@ -198,7 +195,7 @@ def test_dedicated_reducers_go_on_without_hosted_ones(lab: Lab) -> None:
 def test_the_interface_decides_the_address(lab: Lab) -> None:
     with job(lab, REDUCER_SOCKET_IFNAME="eth0", MASTER_ADDR=lab.address("m0")) as running:
         lines = running.lines()
-        running.ends()
+        running.lines()
     assert lines[0]["addresses"][2].startswith(lab.address("m2"))
     with job(lab, REDUCER_SOCKET_IFNAME="lo", machines=MACHINES[:2]) as running:
         ends = running.lines()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from reducer.cores import usable_cores
 from reducer.parent import die_with_parent
-from reducer.server.serve_options import usable_cores
 from tests.soak import Figures, Say
 from tests.soak.training import Training
 from tests.support.reducers import Reducers

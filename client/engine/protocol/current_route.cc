@@ -23,7 +23,7 @@ void CurrentRoute::take(const Route& route) {
 void CurrentRoute::exchange_slots(Reducer* a, Reducer* b) {
   std::swap(a->slot, b->slot);
   for (const Reducer* reducer : {a, b}) {
-    by_slot_[reducer->slot] = static_cast<uint32_t>(reducer - lanes_.reducers().data());
+    by_slot_[reducer->slot] = lanes_.index_of(*reducer);
   }
 }
 

@@ -38,7 +38,7 @@ void Failover::apply(const Route& route, double now) {
   }
   current_route_.take(route);
   for (Reducer& reducer : lanes_.reducers()) {
-    const auto index = static_cast<uint32_t>(&reducer - lanes_.reducers().data());
+    const uint32_t index = lanes_.index_of(reducer);
     const uint32_t lanes = current_route_.lanes_in_use(reducer);
     reducer.count = std::max(reducer.count, lanes);
     for (uint32_t number = 0; number < lanes; ++number) want(index, number);

@@ -47,6 +47,9 @@ class Lanes {
   const std::vector<Lane*>& all() const { return all_; }  // all that want() has created
   Reducer& reducer_of(const Lane& lane) { return reducers_[lane.reducer]; }
   const Reducer& reducer_of(const Lane& lane) const { return reducers_[lane.reducer]; }
+  uint32_t index_of(const Reducer& reducer) const {
+    return static_cast<uint32_t>(&reducer - reducers_.data());
+  }
   Lane* find(uint32_t reducer, uint32_t number) const;  // null if want() has not created it
 
   // Returns the lane. If it is missing, creates it and orders its connection to be opened.

@@ -33,7 +33,7 @@ std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) con
   // A reducer on the rank's own machine hears the rank when nobody else does, so it has no say,
   // unless this worker is on that machine, too.
   const auto biased = [&](const Reducer& reducer) {
-    const auto index = static_cast<uint32_t>(&reducer - lanes_.reducers().data());
+    const uint32_t index = lanes_.index_of(reducer);
     return run_.options.hosted_by(rank, index) && !run_.options.hosted_by(run_.options.rank, index);
   };
   std::optional<std::string> reason;

@@ -38,18 +38,22 @@ struct Options {
   // ascending; none if they are not known. The first of them has started the reducer.
   std::vector<std::vector<uint32_t>> hosted;
 
-  bool is_hosted(uint32_t reducer) const { return reducer + hosted.size() >= addresses.size(); }
+  // The ranks on the machine of a hosted reducer; null for a dedicated one.
+  const std::vector<uint32_t>* ranks_beside(uint32_t reducer) const {
+    const size_t dedicated = addresses.size() - hosted.size();
+    return reducer < dedicated ? nullptr : &hosted[reducer - dedicated];
+  }
+  bool is_hosted(uint32_t reducer) const { return ranks_beside(reducer) != nullptr; }
   // The rank that has started the reducer, with which the reducer ends; none if there is none.
   std::optional<uint32_t> host_of(uint32_t reducer) const {
-    if (!is_hosted(reducer)) return std::nullopt;
-    const auto& ranks = hosted[reducer + hosted.size() - addresses.size()];
-    return ranks.empty() ? std::nullopt : std::optional<uint32_t>(ranks.front());
+    const auto* ranks = ranks_beside(reducer);
+    if (ranks == nullptr || ranks->empty()) return std::nullopt;
+    return ranks->front();
   }
   // Whether the reducer runs on the machine of the rank.
   bool hosted_by(uint32_t rank, uint32_t reducer) const {
-    if (!is_hosted(reducer)) return false;
-    const auto& ranks = hosted[reducer + hosted.size() - addresses.size()];
-    return std::binary_search(ranks.begin(), ranks.end(), rank);
+    const auto* ranks = ranks_beside(reducer);
+    return ranks != nullptr && std::binary_search(ranks->begin(), ranks->end(), rank);
   }
 };
 

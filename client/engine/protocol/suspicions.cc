@@ -136,7 +136,9 @@ void Suspicions::watch_reducers(double now) {
     const auto host = host_of(reducer);
     const double wait = run_.options.reducer_wait;
     if (blocked && now - reducer.blocked_at >= (host ? std::min(wait, kHostedWait) : wait)) {
-      return run_.end(run_ended ? pause_failure() : host ? lost_host(*host) : no_reducer(now));
+      return run_.end(run_ended ? pause_failure()
+                      : host    ? lost_host(*host, now - reducer.blocked_at)
+                                : no_reducer(now));
     }
     const bool again = now - reducer.told_at >= run_.heartbeat;
     if (current_route_.suspicious(reducer) != nullptr && again) queue_suspect(&reducer, now);
@@ -145,16 +147,15 @@ void Suspicions::watch_reducers(double now) {
 
 // The other rank with which the reducer ends; none if there is none.
 std::optional<uint32_t> Suspicions::host_of(const Reducer& reducer) const {
-  const auto host =
-      run_.options.host_of(static_cast<uint32_t>(&reducer - lanes_.reducers().data()));
+  const auto host = run_.options.host_of(lanes_.index_of(reducer));
   return host == run_.options.rank ? std::nullopt : host;
 }
 
-Failure Suspicions::lost_host(uint32_t rank) const {
+Failure Suspicions::lost_host(uint32_t rank, double seconds) const {
   const std::string message = run_.rank_of_job(rank) +
                               " is lost, and with it the reducer that it hosted: neither has been "
                               "heard of for " +
-                              in_seconds(kHostedWait);
+                              in_seconds(seconds);
   return {ErrorCode::kPeerLost, message, "lost", rank};
 }
 

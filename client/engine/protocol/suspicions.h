@@ -40,7 +40,7 @@ class Suspicions {
   bool run_ended_in_pause() const;
   Failure pause_failure() const;
   std::optional<uint32_t> host_of(const Reducer& reducer) const;
-  Failure lost_host(uint32_t rank) const;
+  Failure lost_host(uint32_t rank, double seconds) const;
   Failure no_reducer(double now) const;
   void shift_clocks(double seconds);
 

@@ -73,7 +73,7 @@ class Assignment:
     time_with_one_more: float
 
     def describe(self) -> str:
-        """What was chosen, and what one more dedicated reducer would gain, in one line."""
+        """Say in one line what was chosen, and what one more dedicated reducer would gain."""
         if self.machines == 1:
             return "one machine: one hosted reducer, no byte passes a NIC"
         text = (

@@ -55,6 +55,7 @@ def form(
             "REDUCER_DEDICATED_GBPS has no effect, because the rate of the NIC of a worker is not "
             "known: set REDUCER_GBPS on every machine of workers"
         )
+    # The program has named reducers, and on one machine a hosted one would take all their work.
     unneeded = first.wanted == "auto" and dedicated and len(machines) == 1
     if unneeded or not assignment.hosts:
         return Reducers(tuple(dedicated))
@@ -114,7 +115,13 @@ def _introduce(
         wanted=hosting.wanted,
         dedicated_gbps=hosting.dedicated_gbps,
     )
-    found = [Introduction(**each) for each in meeting.exchange("ranks", mine.as_record())]
+    records = meeting.exchange("ranks", mine.as_record())
+    try:
+        found = [Introduction(**record) for record in records]
+    except TypeError as problem:
+        raise DisagreementError(
+            f"the ranks run different releases: install the same on all machines ({problem})"
+        ) from None
     for other, one in enumerate(found):
         if one.error:
             raise DisagreementError(f"rank {other}: {one.error}")
@@ -168,8 +175,7 @@ def _gather_addresses(meeting: Meeting, hosts: Sequence[Machine], record: Record
     records = [records[host.ranks[0]] for host in hosts]
     for found in records:
         if "error" in found:
-            text = f"the hosted reducer did not start {found['error']}"
-            raise NotStartedError(text)
+            raise NotStartedError(f"the hosted reducer did not start {found['error']}")
     return [found["address"] for found in records]
 
 

@@ -49,7 +49,6 @@ class HostedReducer:
         self._key = key
         self._options = options
         self._environment = environment
-        self._pid = os.getpid()
         self._lock = threading.Lock()  # of _daemon and _stops
         self._daemon: ChildDaemon | None = None
         self._stops = False
@@ -79,10 +78,8 @@ class HostedReducer:
     def stop(self, linger: float = 0.0) -> None:
         """End the process after ``linger`` seconds. A process that does not drain is killed.
 
-        In a forked child this does nothing: the process is the parent's.
+        A forked child must not call this method: the process is the parent's.
         """
-        if os.getpid() != self._pid:
-            return
         time.sleep(linger)
         with self._lock:
             self._stops = True
@@ -108,11 +105,11 @@ class HostedReducer:
         while not self._stops:
             began = time.monotonic()
             why = self._serve_once()
-            first, last = self._ports
-            if not self._address and _IN_USE in why and first < last:
-                self._ports = (first + 1, last)  # another job may have taken it just now
-                continue
             if not self._address and _IN_USE in why:
+                tried, last = self._ports
+                if tried < last:  # another job has taken the port since free_port() looked
+                    self._ports = (tried + 1, last)
+                    continue
                 self._error = NotStartedError(
                     f"port {last} on {self._host} is in use, the last of REDUCER_HOSTED_PORTS: "
                     "give a larger range"
@@ -148,9 +145,11 @@ class HostedReducer:
             return str(error)
 
     def _start(self, key_fd: int) -> ChildDaemon:
+        port = free_port(self._host, *self._ports)
+        self._ports = (port, self._ports[1])
         options = [
             *("--host", self._host),
-            *("--port", str(free_port(self._host, *self._ports))),
+            *("--port", str(port)),
             *("--metrics-port", "0"),
             *("--key-file", f"/proc/self/fd/{key_fd}"),
             *self._options,
@@ -164,18 +163,14 @@ class HostedReducer:
 
 
 def free_port(host: str, first: int, last: int) -> int:
-    """The first port of the range on which nobody listens. Raises OSError if there is none."""
-    if first == last:
-        return first  # the daemon itself says why, if the port is not free
+    """The first port of the range on which nobody listens; the last one if all are in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, last + 1):
         with socket.socket(family, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return port
-    raise OSError(
-        f"REDUCER_HOSTED_PORTS={first}-{last}: all ports are in use on {host}; give a larger range"
-    )
+    return last
 
 
 @contextlib.contextmanager

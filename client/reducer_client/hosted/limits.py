@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from reducer.cores import usable_cores
 from reducer.system_files import read_text
 
-_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # Cores for one lane: the rest computes gradients.
 _CORES_FOR_A_LANE = 8
 _MOST_LANES = 8
@@ -20,11 +21,7 @@ _PART_OF_MEMORY = 8
 
 def lanes_beside_workers() -> int:
     """A lane for every 8 cores that this process may use, at least one."""
-    cores = len(os.sched_getaffinity(0))
-    quota, _, period = read_text(_CGROUP / "cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = min(cores, int(quota) // int(period))
-    return max(1, min(_MOST_LANES, cores // _CORES_FOR_A_LANE))
+    return max(1, min(_MOST_LANES, usable_cores() // _CORES_FOR_A_LANE))
 
 
 def memory_beside_workers(world_size: int, lanes: int) -> int:
@@ -33,7 +30,7 @@ def memory_beside_workers(world_size: int, lanes: int) -> int:
     In a container "all memory" is its limit.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    limit = read_text(_CGROUP / "memory.max")
+    limit = read_text(_MEMORY_LIMIT)
     limits += [int(limit)] if limit.isdigit() else []
     wanted = max(_LEAST_BYTES, lanes * world_size * _BYTES_FOR_A_WORKER)
     return max(1 << 20, min(wanted, min(limits) // _PART_OF_MEMORY))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reducer import __version__, compiled, kernels
-from reducer.server.serve_options import usable_cores
+from reducer.cores import usable_cores
 from reducer.system_files import read_text
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer_tools.doctor import receive

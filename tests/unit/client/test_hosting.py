@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from reducer_client import hosting_config
+from reducer_client import hosting_config, joining
 from reducer_client.hosted.assignment import Introduction, assign, find_machines
+from reducer_client.hosted.failures import DisagreementError
+from reducer_client.hosted.forming import form
 from reducer_client.hosted.hosted_reducer import free_port
 from reducer_client.hosted.hosting import Hosted
 from reducer_client.hosted.limits import lanes_beside_workers, memory_beside_workers
 from reducer_client.hosted.machine import own_address
+from reducer_client.hosted.meeting import Record
 from reducer_client.hosted.reach import find_unreachable
+from reducer_client.hosted.reducers import Reducers
 from tests.support.ports import free_ports
 
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -110,12 +116,6 @@ def test_ranks_on_several_machines_need_a_place_to_meet() -> None:
         hosting_config.find_meeting(False, {})
 
 
-def test_a_job_that_has_only_hosted_reducers_needs_no_name() -> None:
-    assert hosting_config.find_job_of_workers(None, {}) == "training"
-    assert hosting_config.find_job_of_workers(None, {"REDUCER_JOB": "resnet"}) == "resnet"
-    assert hosting_config.find_job_of_workers("mine", {"REDUCER_JOB": "resnet"}) == "mine"
-
-
 def ranks(*machines: str, gbps: float = 0.0) -> list[Introduction]:
     return [Introduction(name, f"10.0.0.{name[1:]}", gbps) for name in machines]
 
@@ -181,9 +181,57 @@ def test_a_reducer_with_more_than_512_others_gets_an_equal_share() -> None:
 
 
 def test_a_port_is_taken_from_the_range() -> None:
-    first, _ = free_ports(2)
     assert free_port("127.0.0.1", 0, 0) == 0
-    assert first <= free_port("127.0.0.1", first, min(first + 50, 65535)) <= first + 50
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        first = taken.getsockname()[1]
+        assert first < free_port("127.0.0.1", first, first + 50) < first + 50
+        assert free_port("127.0.0.1", first, first) == first  # the daemon will say why
+
+
+def test_a_hosted_reducer_gets_no_options_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("REDUCER_PORT", "REDUCER_KEY_FILE", "REDUCER_KERNELS"):
+        monkeypatch.setenv(variable, "numpy")
+    found = hosting_config.hosted_environment()
+    assert {name for name in found if name.startswith("REDUCER_")} == {"REDUCER_KERNELS"}
+    assert found["PYTHONSAFEPATH"] == "1"
+    assert "REDUCER_KEY_FILE" in hosting_config.daemon_environment()
+
+
+class Alone:
+    """A meeting of one rank, which may say something else than it should."""
+
+    def __init__(self, **other: object) -> None:
+        self._other = other
+
+    def exchange(self, name: str, record: Record) -> list[Record]:
+        return [record | self._other]
+
+
+def test_programs_that_name_reducers_get_no_hosted_one_on_one_machine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hosting = hosting_config.resolve_hosting(
+        environ={"REDUCER_DEDICATED_GBPS": "32", "REDUCER_SOCKET_IFNAME": "lo"}
+    )
+    found = form(Alone(), 0, hosting, ("r:2222",), key=b"")
+    assert found == Reducers(("r:2222",))
+    assert "REDUCER_DEDICATED_GBPS has no effect" in caplog.text
+
+
+def test_a_rank_of_another_release_is_told() -> None:
+    hosting = hosting_config.resolve_hosting(environ={"REDUCER_SOCKET_IFNAME": "lo"})
+    with pytest.raises(DisagreementError, match="the ranks run different releases"):
+        form(Alone(news=1), 0, hosting, ("r:2222",), key=b"")
+
+
+def test_flat_ranks_of_one_machine_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    joining._warn_of_flat_ranks(Reducers(("a", "b"), (), ((0,), (1,))))
+    joining._warn_of_flat_ranks(Reducers(("a",), (), ((0, 1),)))
+    assert not caplog.text
+    joining._warn_of_flat_ranks(Reducers(("a", "b"), (), ((0, 1), (2, 3))))
+    assert "2 ranks share a machine" in caplog.text
 
 
 def test_unreachable_addresses_are_named() -> None:

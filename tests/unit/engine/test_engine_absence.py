@@ -129,6 +129,12 @@ def test_a_reducer_that_goes_with_its_host_names_the_rank_and_not_itself() -> No
         "rank 0 of job 'job' is lost, and with it the reducer that it hosted: neither has been "
         "heard of for 10.0 s"
     )
+    worker = joined(rank=1, world_size=3, hosted=[[0, 1, 2]], reducer_wait=2.0)
+    operation, _ = submit(worker, 1)
+    worker.disconnect()
+    worker.refuse()
+    worker.pass_time(2.3)
+    assert "neither has been heard of for 2.0 s" in operation.error[1]
     # Rank 0 itself knows better, and a reducer that nobody hosts is another case.
     for options in ({"rank": 0, "hosted": [[0, 1, 2]]}, {"rank": 1, "hosted": [[]]}):
         worker = joined(world_size=3, **options)

@@ -26,7 +26,7 @@ PACKAGES = {
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
 SHARED |= {
     f"reducer.{name}"
-    for name in ("columns", "compiled", "keyfile", "log", "nic", "parent", "shares")
+    for name in ("columns", "compiled", "cores", "keyfile", "log", "nic", "parent", "shares")
 }
 SHARED |= {"reducer.system_files", "reducer.units"}
 CLIENT = {*SHARED, "reducer_client", "numpy"}

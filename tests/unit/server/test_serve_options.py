@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from reducer import units
 from reducer.cli import main
 from reducer.core.surface.settings import LaneSettings
+from reducer.cores import usable_cores
 from reducer.server import serve_options
 from reducer.server.serve_options import Config, ConfigError, load
 
@@ -248,7 +249,7 @@ def test_auto_lanes_leave_a_quarter_of_the_cores_to_the_kernel(
 
 
 def test_the_usable_cores_are_at_most_the_allowed_cores() -> None:
-    assert 1 <= serve_options.usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_a_lane_runs_the_code_of_its_parent() -> None:
