@@ -32,6 +32,12 @@ class Operation:
     def culprit(self) -> tuple[int, int] | None:
         """(rank, chunk): the lowest rank that contributed NaN or Inf, and the first such chunk."""
     @property
+    def sets(self) -> list[tuple[int, int]]:
+        """(elements, epoch) in the order of the elements: whose contributions they hold.
+
+        Empty until the operation is done, and in a run that is not elastic.
+        """
+    @property
     def key(self) -> str: ...
     @property
     def round(self) -> int: ...
@@ -65,12 +71,16 @@ class Engine:
         hosted_key: bytes = b"",
         min_reducers: int = 1,
         grace: float = 5.0,
+        elastic: bool = False,
+        incarnation: bytes = b"",
     ) -> None:
         """Open no connection yet.
 
         `key` is the job's key of 32 bytes; b"" means none. The engine zeroes its copy at the end.
         The last `len(hosted)` addresses are of hosted reducers, each with the ranks on its machine,
         ascending. They use `hosted_key`; all others use `key` or `tls`.
+        With `elastic`, a lost rank does not end the run (`wait_lost`). `incarnation` names this
+        start of the process by 16 bytes; b"" means random ones.
         `tls` names the PEM files of the certificate, its private key and the CA. `timeline` is the
         folder for a trace file of the rounds; "" means none.
 
@@ -114,6 +124,21 @@ class Engine:
         None after `timeout` seconds, or when the engine has ended.
         """
     def take_reports(self) -> list[str]: ...
+    def wait_lost(self, timeout: float) -> list[tuple[int, str, str]]:
+        """(rank, "lost" or "left", message) of the ranks of an elastic run that are lost.
+
+        Waits up to `timeout` seconds for the first.
+        """
+    def view_without(self, ranks: Sequence[int], epoch: int) -> bytes:
+        """The view without these ranks too, for the registry to decide on; all streams move."""
+    def install(self, view: bytes) -> None:
+        """Go on in a view that the registry has decided. Raises EngineError if it does not fit.
+
+        If this rank is not in it, the group has failed.
+        """
+    @property
+    def view(self) -> list[tuple[int, int]]:
+        """(epoch, rank) of each rank that is out, in order."""
     def stats(self, timeout: float) -> list[dict[str, object]]:
         """The STATS map of every lane, with "reducer", "slot" and "lane" added.
 

@@ -11,11 +11,13 @@ from reducer.core.members.roster import Roster
 from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
 from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.texts import ranks_text
 from reducer.core.runs.run import Run
 from reducer.core.surface.events import ControlReceived, Log, Output
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
+from reducer.wire.losses import parse_losses
 
 # An ERROR with one of these codes names a rank, and every rank raises the same error.
 _NAMES_A_RANK: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
@@ -87,25 +89,46 @@ class Controls:
         message = messages.decode(messages.Route, payload)
         run = self._run_of(peer)
         route = Route(message.route, message.since, message.live, message.lanes_by_slot)
+        lost = parse_losses(message.lost)
         if not len(route.since) == len(route.live) == len(route.lanes) == len(run.route.live):
             raise ProtocolError(
                 f"{peer} sent a route of {len(route.live)} slots, the job has {len(run.route.live)}"
             )
-        if route.number <= run.route.number:
+        epoch = lost[-1][0] if lost else 0
+        if (epoch, route.number) <= (run.view.epoch, run.route.number):
             return
+        if lost and not run.terms.elastic:
+            raise ProtocolError(f"{peer} sent a route without {len(lost)} ranks of a fixed run")
+        view = run.view.after(lost)
         text = f"job {run.title!r}: route {route.number}, {_slots(route)}"
-        out += run.move(route)
+        if view is not run.view:
+            gone = sorted(view.out - run.view.out)
+            text += f", epoch {epoch} without {ranks_text(gone)}"
         out.append(run.seats.forward(peer.rank, MessageKind.ROUTE, payload))
+        is_new_view = view is not run.view
+        out += run.move(route, view)
+        if is_new_view:
+            self._put_out(run, now, out)
         out.append(Log(run.number, logging.INFO, text, peer.about()))
+
+    def _put_out(self, run: Run, now: float, out: list[Output]) -> None:
+        """Close the connections of ranks that are out; the route that says so is sent already."""
+        members = self._roster.runs[run.name, run.run_id]
+        for session in members.put_out():
+            gone = self._roster.sessions[session]
+            out += self._refusals.close(gone, f"{gone} is out of the run", now)
+        if members.all_left:
+            out += self._endings.end(members)
 
     def _suspect(
         self, peer: Session, event: ControlReceived, now: float, out: list[Output]
     ) -> None:
-        """Passes the suspicion on to rank 0, which decides."""
+        """Passes the suspicion on to the lowest member, which decides."""
         message = messages.decode(messages.Suspect, event.payload or b"")
         if message.rank != peer.rank:
             raise ProtocolError(f"{peer} sent a suspicion of rank {message.rank}")
-        out.append(self._run_of(peer).seats.to_rank(0, message))
+        seats = self._run_of(peer).seats
+        out.append(seats.to_rank(seats.view.lowest, message))
 
     def _key(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         message = messages.decode(messages.Key, event.payload or b"")
@@ -141,22 +164,38 @@ class Controls:
             out += self._refusals.close(peer, error.message, now)
             return
         run = self._run_of(peer)
-        if error.code in _NAMES_A_RANK and error.rank >= 0:
+        is_loss = run.terms.elastic and error.code == ErrorCode.PEER_LOST  # of that rank alone
+        if error.code in _NAMES_A_RANK and error.rank >= 0 and not is_loss:
             code = ErrorCode(error.code)
             out += self._endings.fail(run, code, error.message, error.rank, error.reason)
             return
         text = f"rank {peer.rank} of job {run.title!r} has failed: {error.message}"
+        if run.terms.elastic:
+            self._leave(peer, text, now, out)
+            return
         # JOIN: lanes have welcomed the rank to different runs, so no rank is to blame.
         code = ErrorCode.JOIN if error.code == ErrorCode.JOIN else ErrorCode.PEER_LOST
         out += self._endings.fail(run, code, text, peer.rank, "failed")
+
+    def _leave(self, peer: Session, text: str, now: float, out: list[Output]) -> None:
+        """The rank has failed, and the others may go on without it."""
+        run = self._run_of(peer)
+        out.append(Log(run.number, logging.WARNING, text, peer.about()))
+        members = self._roster.runs[run.name, run.run_id]
+        members.leave(peer)
+        out += self._refusals.close(peer, text, now)
+        if members.all_left:
+            out += self._endings.end(members)
 
     def _bye(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         """The rank leaves cleanly. A round that still needs the rank ends the run."""
         run = self._run_of(peer)
         members = self._roster.runs[run.name, run.run_id]
         members.leave(peer)
-        if len(members.left) == run.world_size:
+        if members.all_left:
             out += self._endings.end(members)
+            return
+        if run.terms.elastic:
             return
         waiting = run.open.first_that_wants(peer.rank)
         if waiting is None:

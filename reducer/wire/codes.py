@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 2
+PROTOCOL_MINOR: Final = 3
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
@@ -28,6 +28,7 @@ MAX_REDUCERS: Final = 4_096
 MAX_WEIGHTED: Final = 512  # reducers of a job whose weights differ
 MAX_WEIGHTS: Final = 4_096  # sum of the weights
 MAX_LANES: Final = 1_024
+MAX_LOSSES: Final = 256  # ranks that one run may lose and go on
 
 
 class MessageKind(IntEnum):
@@ -123,6 +124,7 @@ ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
 BROADCAST: Final = int(Collective.BROADCAST)
 ALL_GATHER: Final = int(Collective.ALL_GATHER)
 REDUCE_SCATTER: Final = int(Collective.REDUCE_SCATTER)
+BARRIER: Final = int(Collective.BARRIER)
 
 
 class Flag(IntFlag):
@@ -131,6 +133,9 @@ class Flag(IntFlag):
     NAN = 4
     HELD = 8
     NONFINITE = 16
+
+
+HELD: Final = int(Flag.HELD)  # on the data path
 
 
 class ErrorCode(IntEnum):

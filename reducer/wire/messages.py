@@ -36,6 +36,7 @@ from reducer.wire.codes import (
 )
 from reducer.wire.errors import BadFrameError
 from reducer.wire.header import Buffer
+from reducer.wire.losses import parse_losses
 from reducer.wire.msgpack_shape import check_shape, is_map
 
 INCARNATION_BYTES: Final = 16
@@ -133,6 +134,13 @@ def _weights(name: str, value: Any) -> tuple[int, ...]:
     return weights
 
 
+def _lost(name: str, value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise BadFrameError(f"{name} must be bytes, got {value!r:.40}")
+    parse_losses(value)
+    return value
+
+
 def _boolean(name: str, value: Any) -> bool:
     if type(value) is not bool:
         raise BadFrameError(f"{name} must be true or false, got {value!r:.40}")
@@ -222,6 +230,8 @@ class Hello:
     digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
     worker_silence_ms: int = _wire(_MILLISECONDS, default=0)
     weights: tuple[int, ...] = _wire(_weights, default=())
+    elastic: bool = _wire(_boolean, default=False)
+    lost: bytes = _wire(_lost, default=b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +273,7 @@ class Welcome:
     digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
     worker_silence_ms: int = _wire(_MILLISECONDS, default=0)
     weights: tuple[int, ...] = _wire(_weights, default=())
+    lost: bytes = _wire(_lost, default=b"")
 
     def __post_init__(self) -> None:
         if self.weights and len(self.weights) != self.reducers:
@@ -333,12 +344,16 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which slots are live, and the route that put the streams of each slot on their lanes."""
+    """Which slots are live, and the route that put the streams of each slot on their lanes.
+
+    `lost`: the ranks that are out of the run; the route belongs to the epoch of the last loss.
+    """
 
     route: int = _wire(_ROUTE)
     since: tuple[int, ...] = _wire(_SINCE)
     live: tuple[int, ...] = _wire(_LIVE)
     lanes_by_slot: tuple[int, ...] = _wire(_LANES_BY_SLOT)
+    lost: bytes = _wire(_lost, default=b"")
 
     def __post_init__(self) -> None:
         _check_route(self.route, self.since, self.live, self.lanes_by_slot)

@@ -35,6 +35,7 @@ from reducer.wire.header import (
     unpack_header,
 )
 from reducer.wire.keys import key_id
+from reducer.wire.losses import pack_losses
 from tests.support.checksum import crc32c
 from tests.support.frames import control, frame, heartbeat
 from tests.support.worker_handshake import WorkerHandshake
@@ -51,6 +52,7 @@ INTRO = """\
 # Written by regenerate.py.
 """
 INCARNATION = bytes(range(16))
+LOST = pack_losses([(1, 3), (4, 0), (4, 2)])
 TABLE: m.ChunkTable = ((0, 65_536), (1 << 20, 131_072), (8 << 20, 524_288), (32 << 20, 1 << 20))
 
 
@@ -65,6 +67,7 @@ def frames() -> dict[str, bytes]:
         kind=MessageKind.RESULT, rank=0xFFFF, flags=6, done=0, stable=(5 << 24) + 4
     )
     spoilt = result.replace(rank=2, flags=Flag.NAN | Flag.NONFINITE)
+    held = contribution.replace(flags=Flag.HELD | Flag.NAN, stable=4 | 2 << 32)
     broadcast = Header(
         kind=MessageKind.CONTRIBUTION, dtype=DType.UINT8, op=ReduceOp.COPY,
         collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
@@ -85,9 +88,11 @@ def frames() -> dict[str, bytes]:
         "hello_rejoin": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1", rejoin=True)),
         "hello_group": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1#rows/0")),
         "hello_patient": control(patient),
+        "hello_elastic": control(replace(hello, elastic=True, rejoin=True, lost=LOST)),
         "pending": control(m.Pending(4, 0, INCARNATION, (1, 3), 2)),
         "welcome": control(welcome),
         "welcome_moved": control(moved),
+        "welcome_lost": control(replace(moved, epoch=4, lost=LOST)),
         "welcome_patient": control(replace(welcome, worker_silence_ms=60_000)),
         "error": control(m.Error(6, "rank 2 left", 2, "left", "layer1.weight", 7)),
         "goaway": control(m.Goaway("SIGTERM", 0)),
@@ -103,11 +108,14 @@ def frames() -> dict[str, bytes]:
             contribution.replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
         ),
         "contribution_bits": frame(bits, bytes(range(64))),
+        "contribution_held": frame(held, bytes(range(64))),
+        "result_of_origin": frame(result.replace(done=4), bytes(range(63, -1, -1))),
         "result": frame(result, bytes(range(63, -1, -1))),
         "result_nonfinite": frame(spoilt, b"\x00\x00\xc0\x7f"),
         "grant": frame(Header(kind=MessageKind.GRANT, key=weight, round=4)),
         "abandon": control(m.Abandon(5, "rank 0 sent ..."), key=weight, round=4, rank=3, chunk=1),
         "route": control(m.Route(9, (0, 9, 4), (1, 0, 1), (4, 4, 1))),
+        "route_lost": control(m.Route(9, (9, 9), (1, 0), (4, 4), LOST)),
         "suspect": control(m.Suspect(2, 1, 4, "nothing came for 1.0 s")),
         "absent": control(m.Absent(((2, "the worker closed the connection"),), (1, 3))),
         "absent_nobody": control(m.Absent()),

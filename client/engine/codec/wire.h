@@ -15,7 +15,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are little-endian and are not swapped");
 
 constexpr uint8_t kProtocolMajor = 1;
-constexpr uint8_t kProtocolMinor = 2;
+constexpr uint8_t kProtocolMinor = 3;
 constexpr size_t kPrefaceSize = 16;
 constexpr size_t kHeaderSize = 80;
 constexpr uint16_t kNoRank = 0xFFFF;
@@ -37,6 +37,7 @@ constexpr uint64_t kMaxWeighted = 512;   // reducers of a job whose weights diff
 constexpr uint64_t kMaxWeights = 4'096;  // sum of the weights
 constexpr uint64_t kMaxLanes = 1'024;
 constexpr size_t kMaxAbsent = 64;
+constexpr size_t kMaxLosses = 256;  // ranks that one run may lose and go on
 constexpr size_t kMaxTextBytes = 16'384;
 constexpr uint64_t kMinChunkCost = 4'096;
 constexpr uint32_t kWorkerSilenceMs = 5'000;  // default if WELCOME has none

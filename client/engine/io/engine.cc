@@ -131,6 +131,36 @@ std::vector<std::string> Engine::take_reports() {
   return state_.take_reports();
 }
 
+std::vector<LostRank> Engine::wait_lost(double seconds) {
+  auto lock = shared_.lock();
+  const auto over = [this] {
+    return !state_.lost().empty() || state_.failure().has_value() || shared_.ended;
+  };
+  shared_.changed.wait_for(lock, std::chrono::duration<double>(seconds), over);
+  return state_.lost();
+}
+
+std::string Engine::view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) {
+  const auto lock = shared_.lock();
+  return state_.view_without(ranks, epoch);
+}
+
+std::optional<Failure> Engine::install(const std::string& view) {
+  std::optional<Failure> failure;
+  {
+    const Change change(&shared_, nullptr);
+    failure = state_.install(view, monotonic());
+    shared_.changed.notify_all();
+  }
+  shared_.wake_all();
+  return failure;
+}
+
+Route Engine::route() {
+  const auto lock = shared_.lock();
+  return state_.route();
+}
+
 std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
   auto lock = shared_.lock();
   if (!state_.joined() || state_.failure() || shared_.ended) return std::nullopt;

@@ -45,6 +45,11 @@ class Engine {
   // the engine has ended.
   OperationRef next_finished(double seconds) { return shared_.finished.next(seconds); }
   std::vector<std::string> take_reports();
+  // The view of an elastic run: see State. wait_lost() returns early if ranks are lost.
+  std::vector<LostRank> wait_lost(double seconds);
+  std::string view_without(const std::vector<uint32_t>& ranks, uint32_t epoch);
+  std::optional<Failure> install(const std::string& view);
+  Route route();
   // Returns nullopt if a lane did not answer in time or the group has not joined or has failed.
   std::optional<std::vector<LaneStats>> stats(double seconds);
   std::string lanes_without_stats();  // names of the lanes that have not answered

@@ -193,12 +193,14 @@ std::optional<Failure> Receiver::end_payload() {
   }
   const uint8_t* place = target_.bytes;
   size_t size = header_.length;
+  if (target_.kept != nullptr) std::memcpy(target_.kept->data, place, size);
   if (target_.wide != nullptr) {
     widen(header_.dtype, scratch_.data(), target_.wide, header_.length / sizeof(uint16_t));
     place = reinterpret_cast<const uint8_t*>(target_.wide);
     size *= sizeof(float) / sizeof(uint16_t);
   }
   if (target_.reread) header_.payload_crc = crc32c(place, size);
+  target_.kept.reset();
   frames_.push_back({Incoming::Event::kResultEnds, header_, nullptr, 0, {}});
   return std::nullopt;
 }

@@ -28,7 +28,7 @@ struct Loop::Sink final : FrameSink {
     auto failure = loop->state_.receive(lane, frames, now);
     for (const Incoming& frame : *frames) {
       const uint8_t kind = frame.header.kind;
-      if (kind == kWelcome || kind == kRoute || kind == kStats || kind == kError)
+      if (kind == kWelcome || kind == kRoute || kind == kStats || kind == kError || kind == kAbsent)
         loop->shared_.changed.notify_all();
     }
     return failure;

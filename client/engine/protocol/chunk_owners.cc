@@ -34,6 +34,32 @@ Route Route::with(uint32_t slot, bool live_now, uint32_t lanes) const {
   return next;
 }
 
+bool Route::is_out(uint32_t rank) const {
+  return std::any_of(lost.begin(), lost.end(),
+                     [rank](const Loss& loss) { return loss.rank == rank; });
+}
+
+uint32_t Route::lowest_rank() const {
+  uint32_t rank = 0;
+  while (is_out(rank)) ++rank;
+  return rank;
+}
+
+bool Route::continues(const Route& before) const {
+  return lost.size() >= before.lost.size() &&
+         std::equal(before.lost.begin(), before.lost.end(), lost.begin());
+}
+
+Route Route::without(const std::vector<uint32_t>& ranks, uint32_t epoch) const {
+  Route next = *this;
+  next.number = number + 1;
+  std::fill(next.since.begin(), next.since.end(), next.number);
+  for (const uint32_t rank : ranks) next.lost.push_back({epoch, rank});
+  std::sort(next.lost.end() - static_cast<ptrdiff_t>(ranks.size()), next.lost.end(),
+            [](const Loss& a, const Loss& b) { return a.rank < b.rank; });
+  return next;
+}
+
 const char* check_route(const Route& route) {
   const size_t slots = route.slots();
   if (route.live.size() != slots || route.lanes_by_slot.size() != slots) {

@@ -3,17 +3,34 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace ors {
 
+// From this epoch on, the rank is out of the run.
+struct Loss {
+  uint32_t epoch = 0;
+  uint32_t rank = 0;
+  bool operator==(const Loss& other) const { return epoch == other.epoch && rank == other.rank; }
+};
+
 struct Route {
   uint32_t number = 0;
+  std::vector<Loss> lost;               // the view: all other ranks are in; ascending
   std::vector<uint32_t> since;          // by slot: the route that last moved its streams
   std::vector<uint32_t> live;           // by slot: 0 or 1
   std::vector<uint32_t> lanes_by_slot;  // at least 1
 
   static Route first(std::vector<uint32_t> lanes_by_slot);
+
+  // The epoch of the view to which the route belongs. Routes are ordered by epoch and number.
+  uint32_t epoch() const { return lost.empty() ? 0 : lost.back().epoch; }
+  std::pair<uint32_t, uint32_t> order() const { return {epoch(), number}; }
+  bool is_out(uint32_t rank) const;
+  uint32_t lowest_rank() const;  // of the view: it makes the routes
+  // Whether the view is that of `before`, or a later one of the same run.
+  bool continues(const Route& before) const;
 
   size_t slots() const { return since.size(); }
   uint32_t live_slots() const;
@@ -22,6 +39,8 @@ struct Route {
   // streams of all dead slots move as well: either the live slots share them differently, or the
   // restarted slot has lost its part of them.
   Route with(uint32_t slot, bool live_now, uint32_t lanes) const;
+  // Returns the first route of the view without these ranks. It moves every stream.
+  Route without(const std::vector<uint32_t>& ranks, uint32_t epoch) const;
 };
 
 // Returns nullptr, or the rule that the lists break. A route without lists is the first route.

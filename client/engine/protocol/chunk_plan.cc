@@ -92,6 +92,8 @@ bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, 
   }
 }
 
+bool shrinks(uint8_t collective) { return collective == kAllReduce || collective == kBarrier; }
+
 bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
 
 }  // namespace ors

@@ -74,5 +74,7 @@ bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, 
 
 // Whether the collective sums nothing.
 bool moves_only(uint8_t collective);
+// Whether rounds of the collective go on without lost ranks: no part of them belongs to one rank.
+bool shrinks(uint8_t collective);
 
 }  // namespace ors

@@ -54,12 +54,13 @@ std::vector<Lane*> CurrentRoute::lanes_of_home(uint32_t home) {
 
 bool CurrentRoute::current(const Lane& lane, const Header& header, uint32_t* home) const {
   *home = header.chunk;
-  return *home < route_.slots() && carries(lane, *home) && header.route == route_.since[*home];
+  return *home < route_.slots() && carries(lane, *home) && header.epoch == epoch() &&
+         header.route == route_.since[*home];
 }
 
 void CurrentRoute::queue_route(Lane* lane) {
-  if (!lane->welcomed() || lane->route_known >= route_.number) return;
-  lane->route_known = route_.number;
+  if (!lane->welcomed() || lane->route_known >= route_.order()) return;
+  lane->route_known = route_.order();
   lanes_.queue_frame(lane, {kRoute}, encode_route(route_));
 }
 

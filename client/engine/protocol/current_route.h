@@ -19,6 +19,9 @@ class CurrentRoute {
   void exchange_slots(Reducer* a, Reducer* b);  // of two reducers that are out
 
   const Route& route() const { return route_; }
+  uint32_t epoch() const { return route_.epoch(); }
+  // Whether this rank makes the routes of the view.
+  bool made_by(uint32_t rank) const { return route_.lowest_rank() == rank; }
   const Owners& owners() const { return owners_; }
   const std::vector<uint32_t>& weights() const { return weights_; }
   // Returns `size` for the heaviest slots, and less for others, in proportion to their weights.

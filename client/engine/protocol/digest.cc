@@ -27,11 +27,9 @@ uint64_t digest_of(uint64_t key_id, uint64_t position, uint32_t crc) {
   return mixed(mixed(key_id + 0x9E3779B97F4A7C15u * (position + 1)) ^ crc);
 }
 
-std::optional<Failure> verdict_on(const Comparison& c) {
+std::optional<Failure> verdict_on(const Comparison& c, const std::vector<uint32_t>& all) {
   std::map<uint64_t, std::vector<uint32_t>> by_digest;
-  for (uint32_t rank = 0; rank < c.digests.size(); ++rank) {
-    by_digest[c.digests[rank]].push_back(rank);
-  }
+  for (const uint32_t rank : all) by_digest[c.digests[rank]].push_back(rank);
   if (by_digest.size() == 1) return std::nullopt;
   std::vector<std::vector<uint32_t>> groups;
   for (auto& [digest, ranks] : by_digest) groups.push_back(std::move(ranks));

@@ -30,12 +30,13 @@ struct Comparison {
 // Returns the value that one chunk adds to its span; `crc` is the CRC of the result's bytes.
 uint64_t digest_of(uint64_t key_id, uint64_t position, uint32_t crc);
 
-// Returns nullopt if all ranks agree, else a failure with the same text on all ranks.
-std::optional<Failure> verdict_on(const Comparison& comparison);
+// Returns nullopt if all these ranks agree, else a failure with the same text on all ranks.
+std::optional<Failure> verdict_on(const Comparison& comparison, const std::vector<uint32_t>& ranks);
 
 class Digests {
  public:
   void compare_every(uint64_t rounds) { every_ = rounds; }  // 0: never
+  uint32_t every() const { return static_cast<uint32_t>(every_); }
   bool on() const { return every_ > 0; }
   bool ends_span(uint64_t round) const { return (round + 1) % every_ == 0; }
 

@@ -12,29 +12,91 @@ std::optional<Failure> Failover::on_route(Lane* lane, std::string_view payload, 
   Route route;
   if (const std::string wrong = decode_route(payload, &route); !wrong.empty())
     return bad_frame(*lane, "ROUTE", wrong);
-  lane->route_known = std::max(lane->route_known, route.number);
+  lane->route_known = std::max(lane->route_known, route.order());
   return learn(route, *lane, now);
 }
 
 std::optional<Failure> Failover::learn(const Route& route, const Lane& from, double now) {
-  if (route.number <= current_route_.route().number) return std::nullopt;
-  if (route.slots() != lanes_.reducers().size()) {
-    return lane_failure(ErrorCode::kProtocol, from,
-                        "sent a route of " + std::to_string(route.slots()) + " slots, expected " +
-                            std::to_string(lanes_.reducers().size()));
-  }
-  if (run_.options.rank == 0) {
-    return lane_failure(ErrorCode::kProtocol, from,
-                        "sent route " + std::to_string(route.number) + ", which rank 0 never made");
-  }
+  if (route.order() <= current_route_.route().order()) return std::nullopt;
+  if (auto failure = check(route, from.name)) return failure;
   apply(route, now);
   return std::nullopt;
 }
 
+std::optional<Failure> Failover::install(std::string_view payload, double now) {
+  Route route;
+  const std::string wrong = decode_route(payload, &route);
+  if (!wrong.empty()) return Failure(ErrorCode::kProtocol, "a view of the registry: " + wrong);
+  if (route.order() <= current_route_.route().order()) return std::nullopt;
+  if (auto failure = check(route, "the registry")) return failure;
+  apply(route, now);
+  return std::nullopt;
+}
+
+std::optional<Failure> Failover::check(const Route& route, const std::string& from) const {
+  const auto wrong = [&](const std::string& what) {
+    return Failure(ErrorCode::kProtocol, from + " sent " + what);
+  };
+  const Route& known = current_route_.route();
+  if (route.slots() != lanes_.reducers().size()) {
+    return wrong("a route of " + std::to_string(route.slots()) + " slots, expected " +
+                 std::to_string(lanes_.reducers().size()));
+  }
+  const bool fixed = !run_.options.elastic && !route.lost.empty();
+  if (fixed || !route.continues(known) || route.lost.size() >= run_.options.world_size)
+    return wrong("a view that does not follow from the one before");
+  if (route.epoch() == known.epoch() && current_route_.made_by(run_.options.rank)) {
+    return wrong("route " + std::to_string(route.number) + ", which rank " +
+                 std::to_string(run_.options.rank) + " never made");
+  }
+  return std::nullopt;
+}
+
+Route Failover::without(const std::vector<uint32_t>& ranks, uint32_t epoch) const {
+  Route next = current_route_.route().without(ranks, epoch);
+  for (const Reducer& reducer : lanes_.reducers()) {  // a hosted reducer ends with its rank
+    const auto host = run_.options.host_of(lanes_.index_of(reducer));
+    const bool gone = host && next.is_out(*host) && !reducer.reached();
+    if (gone && next.live_slots() > 1) next.live[reducer.slot] = 0;
+  }
+  return next;
+}
+
+// Rounds of which a part belongs to each rank cannot go on without a rank.
+void Failover::end_uneven(double now) {
+  std::vector<RoundRef> uneven;
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& [number, round] : record->rounds) {
+      if (!round->over && !shrinks(round->descriptor.collective)) uneven.push_back(round);
+    }
+  }
+  const uint32_t rank = current_route_.route().lost.back().rank;
+  for (const RoundRef& round : uneven) {
+    Failure failure(ErrorCode::kPeerLost,
+                    run_.rank_of_job(rank) +
+                        " is lost, and only all_reduce and barrier go on "
+                        "without it",
+                    "lost", rank);
+    failure.key = round->key->name;
+    failure.round = static_cast<int64_t>(round->number);
+    rounds_.abandon(round, failure, now);
+  }
+}
+
+Failure Failover::excluded() const {
+  return {ErrorCode::kPeerLost,
+          "the other ranks took " + run_.rank_of_job(run_.options.rank) +
+              ", this process itself, for lost and go on without it: join the job again from a "
+              "new process",
+          "excluded", run_.options.rank};
+}
+
 void Failover::apply(const Route& route, double now) {
+  if (route.is_out(run_.options.rank)) return run_.end(excluded());
+  const bool new_view = route.epoch() != current_route_.epoch();
   std::vector<bool> moved(route.slots());
   for (uint32_t slot = 0; slot < route.slots(); ++slot) {
-    moved[slot] = route.since[slot] != current_route_.route().since[slot];
+    moved[slot] = new_view || route.since[slot] != current_route_.route().since[slot];
   }
   current_route_.take(route);
   for (Reducer& reducer : lanes_.reducers()) {
@@ -64,6 +126,7 @@ void Failover::apply(const Route& route, double now) {
   for (Lane* lane : lanes_.all()) {
     if (lane->usable()) positions_.maybe_heartbeat(lane, now);
   }
+  if (new_view) end_uneven(now);
 }
 
 void Failover::move_key(KeyRecord* record, const std::vector<bool>& moved, double now) {

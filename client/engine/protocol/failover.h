@@ -29,7 +29,11 @@ class Failover {
 
   std::optional<Failure> on_route(Lane* lane, std::string_view payload, double now);
   std::optional<Failure> learn(const Route& route, const Lane& from, double now);
+  // Takes the first route of a view that the registry has decided.
+  std::optional<Failure> install(std::string_view payload, double now);
   void apply(const Route& route, double now);
+  // Returns the first route of the view without these ranks.
+  Route without(const std::vector<uint32_t>& ranks, uint32_t epoch) const;
 
   // Returns the lane and makes sure that its connection is opened.
   Lane* want(uint32_t reducer, uint32_t number);
@@ -41,6 +45,9 @@ class Failover {
   void resend_control(Lane* lane, double now);
 
  private:
+  std::optional<Failure> check(const Route& route, const std::string& from) const;
+  void end_uneven(double now);
+  Failure excluded() const;
   void move_key(KeyRecord* record, const std::vector<bool>& moved, double now);
   std::vector<uint32_t> remove_shares(Round* round, const std::vector<bool>& moved);
   void add_shares(Round* round, const std::vector<uint32_t>& chunks);

@@ -17,6 +17,7 @@ struct Target {
   uint8_t* bytes = nullptr;  // destination of the bytes of the wire
   float* wide = nullptr;     // destination if widened to float32; both null: drop the payload
   bool reread = false;       // the end of the result brings a CRC made by reading the target again
+  BufferRef kept;            // gets a copy of the bytes of the wire
 };
 
 // A received frame. A result is two events: at its begin, State sets the target; at its end, the

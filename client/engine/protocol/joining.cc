@@ -18,6 +18,7 @@ constexpr size_t kMaxRanksShown = 16;
 // A reducer that answers has proved that all ranks are here. The others then have this many seconds
 // at least.
 constexpr double kLeastGrace = 1.0;
+constexpr uint32_t kElasticMinor = 3;  // the minor version that brought runs that lose ranks
 
 uint32_t in_ms(double value) { return static_cast<uint32_t>(std::lround(value * 1000)); }
 
@@ -30,9 +31,18 @@ void Joining::say_hello(Lane* lane) {
   hello.rank = run_.options.rank;
   hello.world_size = run_.options.world_size;
   hello.incarnation = run_.options.incarnation;
-  hello.slot = lane->reducer;
+  hello.slot = run_.joined ? lanes_.reducer_of(*lane).slot : lane->reducer;
   hello.reducers = static_cast<uint32_t>(lanes_.reducers().size());
-  if (run_.options.rank == 0) {
+  hello.elastic = run_.options.elastic;
+  if (run_.joined) {
+    hello.lost = current_route_.route().lost;
+    if (current_route_.made_by(run_.options.rank)) {
+      hello.chunk_table = run_.chunk_table;
+      hello.digest_every = rounds_.digests().every();
+      hello.worker_silence_ms = in_ms(run_.worker_silence);
+      hello.weights = current_route_.weights();
+    }
+  } else if (run_.options.rank == 0) {
     hello.chunk_table = run_.options.chunk_table;
     hello.digest_every = run_.options.digest_every;
     hello.worker_silence_ms = in_ms(run_.options.worker_silence);
@@ -121,10 +131,21 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
   if (run_.joined && w.slot != lanes_.reducer_of(lane).slot) {
     return differs("slot", std::to_string(w.slot), std::to_string(lanes_.reducer_of(lane).slot));
   }
+  if (w.epoch != w.route.epoch()) {
+    return differs("epoch", std::to_string(w.epoch),
+                   std::to_string(w.route.epoch()) + " of its lost ranks");
+  }
+  if (run_.options.elastic && w.minor < kElasticMinor) {
+    Preface theirs;
+    theirs.minor = static_cast<uint8_t>(w.minor);
+    return lane_failure(ErrorCode::kJoin, lane,
+                        "ends the run when a rank is lost: it speaks protocol " + version(theirs) +
+                            ", this worker " + version(Preface()) +
+                            ": install the same release on all reducers");
+  }
   if (run_.joined && (w.run_id != run_.run_id || !(w.chunk_table == run_.chunk_table) ||
-                      w.epoch != run_.epoch || w.weights != current_route_.weights())) {
-    const char* how =
-        w.run_id == run_.run_id ? " with another epoch, chunk table or other weights" : "";
+                      w.weights != current_route_.weights())) {
+    const char* how = w.run_id == run_.run_id ? " with another chunk table or other weights" : "";
     return differs("run", "'" + w.run_id + "'" + how, "'" + run_.run_id + "' of this group");
   }
   if (run_.options.rank == 0 && !run_.joined && w.weights != run_.options.weights) {
@@ -143,9 +164,8 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
                          ": rank 0 was started again when the run had begun on a part of the "
                          "lanes; start all ranks again");
     }
-    if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch ||
-        other->welcome.weights != w.weights) {
-      return differs("another chunk table, epoch or other weights", "than " + other->name,
+    if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.weights != w.weights) {
+      return differs("another chunk table or other weights", "than " + other->name,
                      "the same: start all ranks again");
     }
     if ((other->welcome.slot == w.slot) != (other->reducer == lane.reducer)) {
@@ -195,7 +215,7 @@ const Route* Joining::newest_route() const {
   for (const Lane* lane : lanes_.all()) {
     const Route& route = lane->welcome.route;
     if (!lane->welcomed() || route.slots() != lanes_.reducers().size()) continue;
-    if (newest == nullptr || route.number > newest->number) newest = &route;
+    if (newest == nullptr || route.order() > newest->order()) newest = &route;
   }
   return newest;
 }
@@ -255,7 +275,6 @@ std::optional<Failure> Joining::join(double now) {
       }))->welcome;
   run_.run_id = welcome.run_id;
   run_.chunk_table = welcome.chunk_table;
-  run_.epoch = welcome.epoch;
   run_.heartbeat = welcome.heartbeat_ms / 1000.0;
   std::vector<uint32_t> lanes_by_slot(lanes_.reducers().size());
   for (uint32_t index = 0; index < lanes_.reducers().size(); ++index) {
@@ -311,7 +330,7 @@ std::optional<Failure> Joining::on_route(Lane* lane, std::string_view payload, d
   Route route;
   if (const std::string wrong = decode_route(payload, &route); !wrong.empty())
     return bad_frame(*lane, "ROUTE", wrong);
-  lane->route_known = route.number;
+  lane->route_known = route.order();
   lane->welcome.route = std::move(route);
   return maybe_join(now);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "protocol/messages.h"
@@ -58,10 +59,10 @@ struct Lane {
   std::string incarnation;
   uint64_t instance = 0;
   bool restarted = false;
-  bool drains = false;            // GOAWAY received
-  bool silent = false;            // nothing was received for longer than Options::silence
-  uint32_t route_known = 0;       // newest route that the lane has for certain
-  std::string suspicion;          // why this worker suspects its slot; empty if not
+  bool drains = false;  // GOAWAY received
+  bool silent = false;  // nothing was received for longer than Options::silence
+  std::pair<uint32_t, uint32_t> route_known;  // Route::order() of the newest that it surely has
+  std::string suspicion;                      // why this worker suspects its slot; empty if not
   double unwelcomed_at = -1;      // when it stopped being welcomed(); below 0 if welcomed
   Absence absence;                // last ABSENT
   double none_absent_since = -1;  // since when no rank is absent there; below 0 if one is
@@ -96,6 +97,8 @@ struct Lane {
     RoundRef round;  // whose target the receiver uses; null: none
     uint32_t chunk = 0;
     bool wanted = false;  // false: this rank does not need the result, or not any more
+    BufferRef kept;       // of a result that is kept: where the receiver copies it
+    uint32_t crc = 0;     // of the result, as it travels
   };
   std::deque<Receiving> receiving;  // results that have begun and not ended, in their order
   bool stats_waiting = false;

@@ -56,34 +56,47 @@ std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) con
 
 void LostRanks::watch(double now) {
   if (!run_.joined || run_.over() || run_.bye_queued) return;
+  lost_.clear();
+  find_lost(now);
+  if (lost_.empty() || run_.options.elastic) return;
+  const LostRank& first = lost_.front();
+  run_.end({ErrorCode::kPeerLost, first.message, first.reason, first.rank});
+}
+
+void LostRanks::find_lost(double now) {
   for (const Lane* lane : lanes_.all()) {
     if (!lane->usable()) continue;
     for (const auto& [rank, why] : lane->absence.absent) {
-      const auto reason = lost_reason(rank, now);
-      if (rank == run_.options.rank || !reason) continue;
-      const std::string message = run_.rank_of_job(rank) + " is lost: " + *reason;
-      return run_.end({ErrorCode::kPeerLost, message, "lost", rank});
+      if (const auto reason = lost_reason(rank, now))
+        note(rank, "lost", run_.rank_of_job(rank) + " is lost: " + *reason);
     }
     for (const uint32_t rank : lane->absence.left) {
       // A rank leaves only after all its rounds are done, so it never joined the rounds open here.
-      if (rank == run_.options.rank || rounds_.open_rounds() == 0) continue;
-      const std::string message = run_.rank_of_job(rank) + " has left, and open rounds need it";
-      return run_.end({ErrorCode::kPeerLost, message, "left", rank});
+      if (rounds_.open_rounds() > 0)
+        note(rank, "left", run_.rank_of_job(rank) + " has left, and open rounds need it");
     }
   }
 }
 
+void LostRanks::note(uint32_t rank, const std::string& reason, const std::string& message) {
+  const bool known = std::any_of(lost_.begin(), lost_.end(),
+                                 [rank](const LostRank& lost) { return lost.rank == rank; });
+  if (known || rank == run_.options.rank || current_route_.route().is_out(rank)) return;
+  lost_.push_back({rank, reason, message});
+}
+
 // Whether all other ranks have left, as far as the lanes report. True if no lane is connected.
 bool LostRanks::others_have_left() const {
+  const size_t members = run_.options.world_size - current_route_.route().lost.size();
   std::set<uint32_t> left = {run_.options.rank};
   bool connected = false;
   bool all = false;  // by a lane's count: its list of names may be cut off
   for (const Lane* lane : lanes_.all()) {
     connected = connected || lane->welcomed();
-    all = all || lane->absence.left_count + 1 >= run_.options.world_size;
+    all = all || lane->absence.left_count + 1 >= members;
     left.insert(lane->absence.left.begin(), lane->absence.left.end());
   }
-  return !connected || all || left.size() >= run_.options.world_size;
+  return !connected || all || left.size() >= members;
 }
 
 }  // namespace ors

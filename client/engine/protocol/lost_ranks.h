@@ -5,10 +5,17 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "protocol/rounds.h"
 
 namespace ors {
+
+struct LostRank {
+  uint32_t rank = 0;
+  std::string reason;  // "lost", or "left"
+  std::string message;
+};
 
 class LostRanks {
  public:
@@ -16,17 +23,22 @@ class LostRanks {
       : run_(*run), lanes_(*lanes), current_route_(*current_route), rounds_(*rounds) {}
 
   std::optional<Failure> on_absent(Lane* lane, std::string_view payload, double now);
-  // Ends the run if a rank is lost, or has left while open rounds need it.
+  // Looks for ranks that are lost, or have left while open rounds need them. Ends the run if there
+  // is one, unless the run is elastic.
   void watch(double now);
+  const std::vector<LostRank>& lost() const { return lost_; }  // of an elastic run
   bool others_have_left() const;
 
  private:
+  void find_lost(double now);
+  void note(uint32_t rank, const std::string& reason, const std::string& message);
   std::optional<std::string> lost_reason(uint32_t rank, double now) const;
 
   Run& run_;
   Lanes& lanes_;
   const CurrentRoute& current_route_;
   const Rounds& rounds_;
+  std::vector<LostRank> lost_;
 };
 
 }  // namespace ors

@@ -72,7 +72,8 @@ void LostReducers::take_in(Reducer* reducer, double now) {
 }
 
 void LostReducers::decide(double now) {
-  if (run_.options.rank != 0 || !run_.joined || run_.over() || run_.bye_queued) return;
+  if (!current_route_.made_by(run_.options.rank) || !run_.joined || run_.over() || run_.bye_queued)
+    return;
   for (Reducer& reducer : lanes_.reducers()) {
     if (current_route_.live(reducer) && current_route_.suspicious(reducer) != nullptr) {
       if (is_new(reducer)) {

@@ -1,6 +1,7 @@
 #include "protocol/messages.h"
 
 #include <algorithm>
+#include <set>
 
 namespace ors {
 namespace {
@@ -9,6 +10,7 @@ using Type = Value::Type;
 
 constexpr uint64_t kAny32 = 0xFFFFFFFF;
 constexpr uint64_t kAny64 = ~uint64_t{0};
+constexpr size_t kLossBytes = 6;
 
 // Reads the fields of one map. Keeps the first error and skips all fields after it.
 class Fields {
@@ -114,8 +116,34 @@ class Fields {
     return *this;
   }
 
+  // Items of 6 bytes: epoch (4), rank (2).
+  Fields& losses(const char* name, std::vector<Loss>* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    const std::string& packed = value->text;
+    if (value->type != Type::kBin || packed.size() % kLossBytes != 0 ||
+        packed.size() > kLossBytes * kMaxLosses) {
+      return fail(quoted(name) + " is not a list of at most " + std::to_string(kMaxLosses) +
+                  " losses");
+    }
+    std::set<uint32_t> ranks;
+    for (size_t at = 0; at < packed.size(); at += kLossBytes) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(packed.data() + at);
+      const Loss loss = {load<uint32_t>(bytes), load<uint16_t>(bytes + 4)};
+      const Loss before = out->empty() ? Loss{1, 0} : out->back();
+      const bool ascends = std::pair(before.epoch, before.rank) < std::pair(loss.epoch, loss.rank);
+      if (loss.rank >= kMaxWorldSize || !ranks.insert(loss.rank).second ||
+          !(ascends || (out->empty() && loss == before))) {
+        return fail("the losses in " + quoted(name) + " do not ascend, or name a rank twice");
+      }
+      out->push_back(loss);
+    }
+    return *this;
+  }
+
   Fields& route(Route* out) {
     number("route", &out->number, 0, kAny32);
+    losses("lost", &out->lost);
     slots("since", &out->since, 0, kAny32);
     slots("live", &out->live, 0, 1);
     slots("lanes_by_slot", &out->lanes_by_slot, 1, kMaxLanes);
@@ -174,6 +202,17 @@ std::string packed(Value::Map entries) {
   return out;
 }
 
+Value losses(const std::vector<Loss>& lost) {
+  std::string out;
+  for (const Loss& loss : lost) {
+    uint8_t bytes[kLossBytes];
+    store(bytes, loss.epoch);
+    store(bytes + 4, static_cast<uint16_t>(loss.rank));
+    out.append(reinterpret_cast<const char*>(bytes), sizeof bytes);
+  }
+  return Value::bin(std::move(out));
+}
+
 Value numbers(const std::vector<uint32_t>& list) {
   std::vector<Value> items;
   for (const uint32_t n : list) items.push_back(Value::of(n));
@@ -207,7 +246,9 @@ std::string encode_hello(const Hello& hello) {
                  {"rejoin", Value::of_bool(hello.rejoin)},
                  {"digest_every", Value::of(hello.digest_every)},
                  {"worker_silence_ms", Value::of(hello.worker_silence_ms)},
-                 {"weights", numbers(hello.weights)}});
+                 {"weights", numbers(hello.weights)},
+                 {"elastic", Value::of_bool(hello.elastic)},
+                 {"lost", losses(hello.lost)}});
 }
 
 std::string encode_key(std::string_view name) { return packed({{"name", Value::str(name)}}); }
@@ -231,7 +272,8 @@ std::string encode_route(const Route& route) {
   return packed({{"route", Value::of(route.number)},
                  {"since", numbers(route.since)},
                  {"live", numbers(route.live)},
-                 {"lanes_by_slot", numbers(route.lanes_by_slot)}});
+                 {"lanes_by_slot", numbers(route.lanes_by_slot)},
+                 {"lost", losses(route.lost)}});
 }
 
 std::string encode_suspect(const Suspicion& suspicion) {

@@ -31,6 +31,8 @@ struct Hello {
   uint32_t digest_every = 0;       // rank 0's
   uint32_t worker_silence_ms = 0;  // rank 0's
   std::vector<uint32_t> weights;   // rank 0's, by slot; none: all slots are equal
+  bool elastic = false;
+  std::vector<Loss> lost;  // the view that the worker knows
 };
 
 struct Pending {

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "codec/failure.h"
 #include "codec/wire.h"
@@ -28,6 +30,12 @@ struct Culprit {
 // A round of one chunk up to this size is small: the caller's threads send it and read its result.
 // Larger rounds are left to the loops' threads, which sends while the caller copies.
 constexpr uint32_t kSmallBytes = 32 << 10;
+
+// The next elements of a result hold the contributions of the members of the view of this epoch.
+struct SumSet {
+  uint64_t elements = 0;
+  uint32_t epoch = 0;
+};
 
 class Operation {
  public:
@@ -51,6 +59,7 @@ class Operation {
   const std::optional<Failure>& failure() const { return failure_; }
   uint16_t flags() const { return flags_; }
   const Culprit& culprit() const { return culprit_; }
+  const std::vector<SumSet>& sets() const { return sets_; }  // of an elastic run
 
   // Returns true when the operation is finished, false after `seconds`.
   bool wait(double seconds) {
@@ -61,12 +70,14 @@ class Operation {
   }
 
   // Called once, by the thread that uses State.
-  void finish(std::optional<Failure> failure, uint16_t flags, const Culprit& culprit) {
+  void finish(std::optional<Failure> failure, uint16_t flags, const Culprit& culprit,
+              std::vector<SumSet> sets) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       failure_ = std::move(failure);
       flags_ = flags;
       culprit_ = culprit;
+      sets_ = std::move(sets);
       done_.store(true, std::memory_order_release);
     }
     finished_.notify_all();  // after the unlock, so that waiters need not wait for the lock
@@ -84,6 +95,7 @@ class Operation {
   std::optional<Failure> failure_;
   uint16_t flags_ = 0;
   Culprit culprit_;
+  std::vector<SumSet> sets_;
 };
 
 using OperationRef = std::shared_ptr<Operation>;

@@ -17,6 +17,7 @@ void Positions::queue_key(KeyLane* entry, double now) {
   entry->used_at = now;
   Header header;
   header.kind = kKey;
+  header.epoch = current_route_.epoch();
   header.route = current_route_.route().since[entry->home];
   header.chunk = entry->home;
   header.key = entry->key->id;
@@ -91,7 +92,7 @@ void Positions::queue_heartbeat(Lane* lane, double now) {
   lane->last_heartbeat = now;
   Header header;
   header.kind = kHeartbeat;
-  header.epoch = run_.epoch;
+  header.epoch = current_route_.epoch();
   if (streams.empty()) lanes_.queue_frame(lane, header, {});
   for (const auto& [home, payload] : streams) {
     header.chunk = home;
@@ -115,7 +116,7 @@ void Positions::keep_alive(Lane* lane, double now) {
   } else if (quiet) {
     Header header;
     header.kind = kHeartbeat;
-    header.epoch = run_.epoch;
+    header.epoch = current_route_.epoch();
     lanes_.queue_frame(lane, header, {});
   }
 }

@@ -68,7 +68,7 @@ void Recovery::resume(Lane* lane, double now) {
   lane->silent = false;
   lane->absence = {};
   lane->none_absent_since = now;
-  lane->route_known = lane->welcome.route.number;
+  lane->route_known = lane->welcome.route.order();
   const bool same_process = lane->incarnation == lane->welcome.incarnation;
   const bool same = same_process && lane->instance == lane->welcome.instance;
   lane->drains = lane->drains && same_process;

@@ -16,7 +16,8 @@ std::optional<Failure> Results::find_chunk(Lane* lane, const Header& h, RoundRef
                             " of round " + std::to_string(h.round) + ")");
   };
   if (!run_.joined || !lane->welcomed()) return wrong("a result before the welcome");
-  if (h.epoch != run_.epoch) return wrong("a result of another epoch");
+  if (h.epoch > current_route_.epoch()) return wrong("a result of an epoch without its route");
+  if (h.epoch < current_route_.epoch()) return std::nullopt;
   if (h.route != current_route_.route().since[current_route_.owners().home(h.key, h.chunk)])
     return std::nullopt;
   const KeyRecord* key = keys_.find(h.key);
@@ -48,6 +49,7 @@ const char* Results::check_result(const Lane& lane, const Round& r, const Header
   }
   if (h.rank != kNoRank && h.rank >= run_.options.world_size)
     return "a result with a rank outside the world size";
+  if (h.done > h.epoch) return "a result of a later origin than its epoch";
   const bool full = gets_bytes(d, r.plan, h.chunk, run_.options.rank);
   return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of the wrong length";
 }
@@ -87,12 +89,18 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
     target->bytes = place;
   }
   target->reread = rounds_.digests().on() && rereads(*round);
+  if (keeps(*round)) {
+    target->kept = result.kept = pool_.take(h.length);
+    result.crc = h.payload_crc;
+  }
   return std::nullopt;
 }
 
 void Results::ends(Lane* lane, const Header& h, double now) {
   lane->last_heard = now;
   const bool wanted = lane->receiving.front().wanted;
+  const uint32_t crc = lane->receiving.front().crc;
+  BufferRef kept = std::move(lane->receiving.front().kept);
   const RoundRef round = let_go(&lane->receiving.front());
   lane->receiving.pop_front();
   if (run_.over() || !lane->usable()) return;
@@ -104,6 +112,12 @@ void Results::ends(Lane* lane, const Header& h, double now) {
   round->moments.last_result = now;
   chunk.held = true;
   chunk.state = Chunk::State::kSent;  // the result came first: cancel a pending retransmit
+  if (keeps(*round)) {
+    chunk.origin = Origin{static_cast<uint32_t>(h.done),
+                          static_cast<uint16_t>(h.flags & (kOverflow | kNan | kNonFinite)), h.rank};
+    chunk.copy = std::move(kept);
+    chunk.crc = crc;
+  }
   round->flags |= h.flags & (kOverflow | kNan | kNonFinite);
   if (h.rank != kNoRank) round->culprit = std::min(round->culprit, Culprit{h.rank, h.chunk});
   if (rounds_.digests().on()) digest_result(round.get(), h);
@@ -183,6 +197,12 @@ void Results::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payl
   }
 }
 
+// Whether this rank keeps the results of the round: another view may need them (PROTOCOL.md,
+// section 15).
+bool Results::keeps(const Round& round) const {
+  return run_.options.elastic && shrinks(round.descriptor.collective);
+}
+
 // Whether the round's digest covers the results as they are in the caller's memory, so that
 // corruption after the receive is found. The thread that reads the socket computes these CRCs
 // without a lock.
@@ -195,6 +215,7 @@ bool Results::rereads(const Round& round) {
 // vector.
 void Results::digest_result(Round* round, const Header& h) {
   if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
+  if (run_.options.elastic && !shrinks(round->descriptor.collective)) return;  // may end unevenly
   const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;
   round->digest += digest_of(h.key, position(h.round, h.chunk), crc);
 }

@@ -12,12 +12,14 @@ namespace ors {
 
 class Results {
  public:
-  Results(Run* run, CurrentRoute* current_route, Keys* keys, Positions* positions, Rounds* rounds)
+  Results(Run* run, CurrentRoute* current_route, Keys* keys, Positions* positions, Rounds* rounds,
+          Pool* pool)
       : run_(*run),
         current_route_(*current_route),
         keys_(*keys),
         positions_(*positions),
-        rounds_(*rounds) {}
+        rounds_(*rounds),
+        pool_(*pool) {}
 
   std::optional<Failure> begins(Lane* lane, const Header& header, Target* target);
   void ends(Lane* lane, const Header& header, double now);  // after begins(), in the same order
@@ -35,6 +37,7 @@ class Results {
   std::optional<Failure> find_chunk(Lane* lane, const Header& header, RoundRef* round);
   const char* check_result(const Lane& lane, const Round& round, const Header& header) const;
   void late_result(Lane* lane, const Header& header);
+  bool keeps(const Round& round) const;
   bool rereads(const Round& round);
   void digest_result(Round* round, const Header& header);
 
@@ -43,6 +46,7 @@ class Results {
   Keys& keys_;
   Positions& positions_;
   Rounds& rounds_;
+  Pool& pool_;
   uint64_t frames_dropped_ = 0;
 };
 

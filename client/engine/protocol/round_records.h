@@ -25,12 +25,22 @@ struct KeyLane;
 
 constexpr uint32_t kNoShare = ~uint32_t{0};
 
+// Whose contributions a result holds, and what the lane said of them.
+struct Origin {
+  uint32_t epoch = 0;  // the members of its view
+  uint16_t flags = 0;
+  uint16_t culprit = kNoRank;
+};
+
 struct Chunk {
   // State of sending to the present owner. kCopying: not yet copied.
   enum class State : uint8_t { kCopying, kReady, kSent };
   enum class Charge : uint8_t { kNone, kCredit, kGrant };
 
-  BufferRef copy;  // kept until the chunk is stable
+  // The contribution, kept until the chunk is stable. In an elastic run, the result takes its
+  // place: `origin` is then set, and the result is sent where the contribution would be.
+  BufferRef copy;
+  std::optional<Origin> origin;
   uint32_t length = 0;
   uint32_t crc = 0;
   uint32_t share = 0;  // index in Round::shares; kNoShare: stable before its stream moved

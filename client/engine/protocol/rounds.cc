@@ -191,10 +191,23 @@ void Rounds::finish(Round* round, std::optional<Failure> failure) {
   if (round->users == 0) give_back(round);
 }
 
+// Whose contributions the result holds, in the order of its elements; nothing in a fixed run.
+std::vector<SumSet> Rounds::sets_of(const Round& round) {
+  std::vector<SumSet> sets;
+  for (uint32_t index = 0; index < round.chunks.size(); ++index) {
+    const auto& origin = round.chunks[index].origin;
+    if (!origin) continue;
+    if (sets.empty() || sets.back().epoch != origin->epoch) sets.push_back({0, origin->epoch});
+    sets.back().elements += round.plan.range(index).elements;
+  }
+  return sets;
+}
+
 // Ends the operation: the memory is the caller's again.
 void Rounds::give_back(Round* round) {
   round->source = round->target = nullptr;
-  round->operation->finish(std::move(round->failure), round->flags, round->culprit);
+  round->operation->finish(std::move(round->failure), round->flags, round->culprit,
+                           sets_of(*round));
   if (on_finished) on_finished(round->operation);
   if (traced_) trace(*round, round->operation->failure());  // last: it may find no memory
 }
@@ -247,7 +260,7 @@ void Rounds::queue_abandon(const Round& round, Lane* lane, uint32_t home, double
   Header header;
   header.kind = kAbandon;
   header.rank = static_cast<uint16_t>(run_.options.rank);
-  header.epoch = run_.epoch;
+  header.epoch = current_route_.epoch();
   header.route = current_route_.route().since[home];
   header.chunk = home;
   header.key = round.key->id;
@@ -298,7 +311,13 @@ void Rounds::trace_rounds(bool wanted) {
 
 void Rounds::digest_round(const Round& round, bool well) {
   if (round.comparison != nullptr) {
-    if (well && !mismatch_) mismatch_ = verdict_on(*round.comparison);
+    if (well && !mismatch_) {
+      std::vector<uint32_t> members(run_.options.world_size);
+      std::iota(members.begin(), members.end(), 0u);
+      const auto is_out = [this](uint32_t rank) { return current_route_.route().is_out(rank); };
+      members.erase(std::remove_if(members.begin(), members.end(), is_out), members.end());
+      mismatch_ = verdict_on(*round.comparison, members);
+    }
     return;
   }
   digests_.add(round.key->id, round.key->name, round.number, well ? round.digest : 0);

@@ -74,6 +74,7 @@ class Rounds {
  private:
   void share_out(const RoundRef& round);
   void undo_share_out(const Round& round);
+  static std::vector<SumSet> sets_of(const Round& round);
   void give_back(Round* round);
   void trace(const Round& round, const std::optional<Failure>& failure);
   void retire(Round* round);

@@ -29,6 +29,7 @@ struct Options {
   uint32_t min_reducers = 1;      // rank 0's: the job does not start with fewer
   uint32_t digest_every = 0;      // rank 0's: rounds of a key between comparisons; 0: none
   double leave_wait = 10;         // seconds that rank 0 waits for the others to leave first
+  bool elastic = false;           // the run goes on without ranks that are lost
   std::string congestion;         // TCP congestion control; empty: the system's
   std::string source;             // address or interface that TCP connections come from; empty: any
   bool local_sockets = true;      // reducers on this machine are reached over Unix sockets
@@ -84,7 +85,6 @@ struct Run {
   bool joined = false;
   std::string run_id;
   ChunkTable chunk_table;
-  uint32_t epoch = 0;
   double heartbeat = 0.25;
   double worker_silence = 5;
 

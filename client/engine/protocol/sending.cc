@@ -108,7 +108,7 @@ Header Sending::round_header(const Round& round, uint32_t chunk, uint8_t kind) c
   header.flags = d.wide ? kWide : 0;
   header.rank = static_cast<uint16_t>(run_.options.rank);
   header.root = d.root;
-  header.epoch = run_.epoch;
+  header.epoch = current_route_.epoch();
   header.route = current_route_.route().since[current_route_.owners().home(round.key->id, chunk)];
   header.chunk = chunk;
   header.key = round.key->id;
@@ -154,6 +154,10 @@ void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now, Out
   KeyLane* entry = share->key_lane;
   Header header = round_header(*round, index, kContribution);
   header.done = entry->done;
+  if (chunk.held && chunk.origin) {
+    header.flags |= kHeld | chunk.origin->flags;
+    header.stable = chunk.origin->epoch | uint64_t{chunk.origin->culprit} << 32;
+  }
   header.length = chunk.length;
   header.payload_crc = chunk.crc;
   batch->add(header, chunk.copy);

@@ -65,6 +65,13 @@ std::optional<Failure> State::refuse(const Submission& s) const {
   if (run_.failure) return run_.failure;
   if (run_.leaving) return Failure(ErrorCode::kUnavailable, "this group is closed", "closed");
   if (!run_.joined) return Failure(ErrorCode::kUnavailable, "this group has not joined", "closed");
+  const auto& lost = current_route_.route().lost;
+  if (!lost.empty() && !shrinks(s.descriptor.collective)) {
+    return Failure(ErrorCode::kPeerLost,
+                   run_.rank_of_job(lost.back().rank) +
+                       " is lost: until the next era, only all_reduce and barrier go on without it",
+                   "lost", lost.back().rank);
+  }
   if (!is_bitwise(s.descriptor.op)) return std::nullopt;
   for (const Lane* lane : lanes_.all()) {
     if (!lane->welcomed() || lane->welcome.minor >= 1) continue;
@@ -226,12 +233,12 @@ void State::leave(double now) {
   maybe_say_bye(now);
 }
 
-// Queues BYE when all rounds are stable. Rank 0 waits until the others have left (or leave_wait has
-// passed), because only rank 0 can make routes.
+// Queues BYE when all rounds are stable. The lowest rank waits until the others have left (or
+// leave_wait has passed), because only it can make routes.
 void State::maybe_say_bye(double now) {
   if (!run_.leaving || run_.bye_queued || run_.over() || rounds_.live_rounds() > 0) return;
   if (stable_at_ < 0) stable_at_ = now;
-  const bool waits = run_.options.rank == 0 && !lost_ranks_.others_have_left() &&
+  const bool waits = current_route_.made_by(run_.options.rank) && !lost_ranks_.others_have_left() &&
                      now - stable_at_ < run_.options.leave_wait;
   if (waits) return;
   run_.bye_queued = true;
@@ -255,7 +262,7 @@ void State::fail(const Failure& cause) {
     lane->stats_waiting = false;
     lanes_.kick(lane);
   }
-  if (cause.reason != "closed") queue_error(cause);
+  if (cause.reason != "closed" && cause.reason != "excluded") queue_error(cause);
   rounds_.fail_all(cause);
 }
 
@@ -275,6 +282,20 @@ void State::queue_error(const Failure& cause) {
 
 bool State::idle_for(double seconds, double now) const {
   return rounds_.live_rounds() == 0 && now - rounds_.last_used() >= seconds;
+}
+
+// --- the view ---
+
+std::string State::view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) const {
+  return encode_route(failover_.without(ranks, epoch));
+}
+
+std::optional<Failure> State::install(std::string_view view, double now) {
+  if (run_.failure) return run_.failure;
+  auto failure = failover_.install(view, now);
+  lost_ranks_.watch(now);
+  end_if_over();
+  return failure;
 }
 
 // --- questions ---
@@ -313,6 +334,7 @@ std::map<std::string, uint64_t> State::counters() const {
           {"resent", sending_.resent()},
           {"reconnects", recovery_.reconnects()},
           {"route", current_route_.route().number},
+          {"epoch", current_route_.epoch()},
           {"suspicions", suspicions_.count()},
           {"nonfinite_rounds", rounds_.nonfinite()},
           {"connections", lanes_.all().size()}};

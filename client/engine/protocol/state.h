@@ -116,6 +116,12 @@ class State {
   void forget_kicked(uint32_t loop = 0) { lanes_.forget_kicked(loop); }
   bool has_byte_work(uint32_t loop = 0) const { return lanes_.has_byte_work(loop); }
 
+  // --- the view of an elastic run ---
+  const std::vector<LostRank>& lost() const { return lost_ranks_.lost(); }
+  // Returns a ROUTE without these ranks, for the registry to decide on.
+  std::string view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) const;
+  std::optional<Failure> install(std::string_view view, double now);  // what was decided
+
   // --- timers and end ---
   void tick(double now);   // implies looked() of loop 0
   void leave(double now);  // sends BYE once all rounds are stable
@@ -159,7 +165,7 @@ class State {
   Keys keys_{&run_};
   Positions positions_{&run_, &lanes_, &current_route_};
   Rounds rounds_{&run_, &lanes_, &current_route_, &keys_, &positions_};
-  Results results_{&run_, &current_route_, &keys_, &positions_, &rounds_};
+  Results results_{&run_, &current_route_, &keys_, &positions_, &rounds_, pool.get()};
   Comparisons comparisons_{&run_, &rounds_, pool.get()};
   Sending sending_{&run_, &lanes_, &current_route_, &keys_, &positions_};
   Failover failover_{&run_, &lanes_, &current_route_, &keys_, &positions_, &rounds_};

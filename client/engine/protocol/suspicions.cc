@@ -31,7 +31,7 @@ void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
 
 void Suspicions::queue_suspect(Reducer* reducer, double now) {
   reducer->told_at = now;
-  if (run_.options.rank == 0) return;
+  if (current_route_.made_by(run_.options.rank)) return;
   const Lane* lane = current_route_.suspicious(*reducer);
   const Suspicion suspicion = {run_.options.rank, reducer->slot, current_route_.route().number,
                                lane->name + ": " + lane->suspicion};
@@ -43,7 +43,8 @@ std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view paylo
   if (const std::string wrong = decode_suspect(payload, &suspicion); !wrong.empty())
     return bad_frame(*lane, "SUSPECT", wrong);
   const uint32_t slot = suspicion.slot;
-  if (run_.options.rank != 0 || !run_.joined || slot >= current_route_.route().slots())
+  if (!current_route_.made_by(run_.options.rank) || !run_.joined ||
+      slot >= current_route_.route().slots())
     return std::nullopt;
   if (suspicion.route < current_route_.route().since[slot] || !lost_reducers_.may_put_out(slot))
     return std::nullopt;
@@ -145,10 +146,11 @@ void Suspicions::watch_reducers(double now) {
   }
 }
 
-// The other rank with which the reducer ends; none if there is none.
+// The other rank with which the reducer ends; none if there is none, and in an elastic run, which
+// goes on without the rank.
 std::optional<uint32_t> Suspicions::host_of(const Reducer& reducer) const {
   const auto host = run_.options.host_of(lanes_.index_of(reducer));
-  return host == run_.options.rank ? std::nullopt : host;
+  return host == run_.options.rank || run_.options.elastic ? std::nullopt : host;
 }
 
 Failure Suspicions::lost_host(uint32_t rank, double seconds) const {

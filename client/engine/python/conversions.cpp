@@ -106,6 +106,20 @@ nb::object to_python(const Value& value) {
   return nb::none();
 }
 
+nb::list losses_of(const Route& route) {
+  nb::list out;
+  for (const Loss& loss : route.lost) out.append(nb::make_tuple(loss.epoch, loss.rank));
+  return out;
+}
+
+nb::list lost_ranks(const std::vector<LostRank>& lost) {
+  nb::list out;
+  for (const LostRank& each : lost) {
+    out.append(nb::make_tuple(each.rank, each.reason, each.message));
+  }
+  return out;
+}
+
 Secret secret_of(const nb::bytes& key) {
   if (key.size() == 0) return Secret();
   Digest digest;

@@ -11,7 +11,9 @@
 #include "codec/failure.h"
 #include "codec/msgpack.h"
 #include "crypto/hmac.h"
+#include "protocol/chunk_owners.h"
 #include "protocol/chunk_plan.h"
+#include "protocol/lost_ranks.h"
 #include "protocol/submission.h"
 #include "python/pybuffer.h"
 
@@ -34,6 +36,8 @@ Submission make_submission(int collective, int op, int dtype, bool wide, const s
                            bool notify, int32_t priority, Pins* pins);
 
 nb::object to_python(const Value& value);
+nb::list losses_of(const Route& route);                  // (epoch, rank)
+nb::list lost_ranks(const std::vector<LostRank>& lost);  // (rank, reason, message)
 
 // Returns a job's key; empty for no bytes. Raises ValueError on any other size.
 Secret secret_of(const nb::bytes& key);

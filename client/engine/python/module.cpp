@@ -147,6 +147,32 @@ class PyEngine {
 
   std::vector<std::string> take_reports() { return alive().take_reports(); }
 
+  nb::list wait_lost(double timeout) {
+    Engine& engine = alive();
+    std::vector<LostRank> lost;
+    wait_interruptible(timeout, [&](double seconds) {
+      lost = engine.wait_lost(seconds);
+      return !lost.empty() || engine.wait_ended(0);
+    });
+    return lost_ranks(lost);
+  }
+
+  nb::bytes view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) {
+    const std::string view = alive().view_without(ranks, epoch);
+    return nb::bytes(view.data(), view.size());
+  }
+
+  void install(const nb::bytes& view) {
+    Engine& engine = alive();
+    const std::string copy(view.c_str(), view.size());
+    std::optional<Failure> failure;
+    {
+      const WithoutGil without_gil;
+      failure = engine.install(copy);
+    }
+    if (failure) raise(*failure);
+  }
+
   nb::list stats(double timeout) {
     Engine& engine = alive();
     std::optional<std::vector<LaneStats>> all;
@@ -269,7 +295,7 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
           const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
           double worker_silence, uint32_t io_threads, const std::vector<uint32_t>& weights,
           const std::vector<std::vector<uint32_t>>& hosted, const nb::bytes& hosted_key,
-          uint32_t min_reducers, double grace) {
+          uint32_t min_reducers, double grace, bool elastic, const nb::bytes& incarnation) {
   Trust of_dedicated = {secret_of(key), nullptr};
   Trust of_hosted = {secret_of(hosted_key), nullptr};
   Options options;
@@ -292,7 +318,10 @@ void init(PyEngine* self, std::vector<std::string> addresses, const std::string&
   options.min_reducers = min_reducers;
   options.grace = grace;
   options.loops = choose_loops(io_threads, source);
-  options.incarnation = random_bytes(16);
+  options.elastic = elastic;
+  options.incarnation = incarnation.size() > 0
+                            ? std::string(incarnation.c_str(), incarnation.size())
+                            : random_bytes(16);
   check(options);
   if (tls) of_dedicated.tls = tls_context(*tls);
   auto file = open_timeline(timeline, options);
@@ -312,6 +341,7 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("error", &PyOperation::error)
       .def_prop_ro("flags", &PyOperation::flags)
       .def_prop_ro("culprit", &PyOperation::culprit)
+      .def_prop_ro("sets", &PyOperation::sets)
       .def_prop_ro("key", &PyOperation::key)
       .def_prop_ro("round", &PyOperation::round);
 
@@ -325,7 +355,8 @@ NB_MODULE(_engine, m) {
            nb::arg("io_threads") = 0, nb::arg("weights") = std::vector<uint32_t>(),
            nb::arg("hosted") = std::vector<std::vector<uint32_t>>(),
            nb::arg("hosted_key") = nb::bytes("", 0), nb::arg("min_reducers") = 1,
-           nb::arg("grace") = 5.0)
+           nb::arg("grace") = 5.0, nb::arg("elastic") = false,
+           nb::arg("incarnation") = nb::bytes("", 0))
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
@@ -334,6 +365,10 @@ NB_MODULE(_engine, m) {
       .def("wait", &PyEngine::wait, nb::arg("operation"), nb::arg("timeout").none() = nb::none())
       .def("next_finished", &PyEngine::next_finished, nb::arg("timeout"))
       .def("take_reports", &PyEngine::take_reports)
+      .def("wait_lost", &PyEngine::wait_lost, nb::arg("timeout"))
+      .def("view_without", &PyEngine::view_without, nb::arg("ranks"), nb::arg("epoch"))
+      .def("install", &PyEngine::install, nb::arg("view"))
+      .def_prop_ro("view", [](PyEngine& self) { return losses_of(self.alive().route()); })
       .def("stats", &PyEngine::stats, nb::arg("timeout"))
       .def("close", &PyEngine::close, nb::arg("timeout"))
       .def("abort", &PyEngine::abort, nb::arg("timed_out") = "")

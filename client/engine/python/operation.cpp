@@ -35,6 +35,13 @@ nb::object PyOperation::error() {
 
 unsigned PyOperation::flags() const { return operation_->done() ? operation_->flags() : 0; }
 
+nb::list PyOperation::sets() const {
+  nb::list out;
+  if (!operation_->done()) return out;
+  for (const SumSet& set : operation_->sets()) out.append(nb::make_tuple(set.elements, set.epoch));
+  return out;
+}
+
 nb::object PyOperation::culprit() const {
   if (!operation_->done() || operation_->culprit().rank == kNoRank) return nb::none();
   return nb::make_tuple(operation_->culprit().rank, operation_->culprit().chunk);

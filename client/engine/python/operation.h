@@ -24,6 +24,7 @@ class PyOperation {
   nb::object error();
   unsigned flags() const;
   nb::object culprit() const;
+  nb::list sets() const;
   const std::string& key() const { return operation_->key(); }
   uint64_t round() const { return operation_->round(); }
   const OperationRef& ref() const { return operation_; }

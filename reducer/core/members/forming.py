@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from reducer.core.rounds.view import View
 from reducer.wire import messages
 from reducer.wire.codes import PROTOCOL_MAJOR
-from reducer.wire.errors import JoinError
+from reducer.wire.errors import JoinError, PeerLostError
 from reducer.wire.keys import run_title, split_run_id
+from reducer.wire.losses import parse_losses
 
 # Job, run id, and whether the run has formed before. The run id is "" unless all ranks must give
 # it, as in a group or a rejoin; one such run of a job forms at a time.
@@ -19,6 +21,14 @@ def forming_id(hello: messages.Hello) -> FormingId:
     """The part that is equal in the HELLOs of one forming run."""
     named = hello.rejoin or bool(split_run_id(hello.run_id)[1])
     return hello.job, hello.run_id if named else "", hello.rejoin
+
+
+def excluded(title: str) -> PeerLostError:
+    """What a rank gets that the others have excluded."""
+    return PeerLostError(
+        f"the other ranks of job {title!r} took this rank for lost and go on without it: join the "
+        "job again from a new process"
+    )
 
 
 class Forming:
@@ -42,6 +52,8 @@ class Forming:
         self.digest_every = 0
         self.worker_silence_ms = 0
         self.weights: tuple[int, ...] = ()
+        self.elastic = hello.elastic
+        self.view = View(hello.world_size)
         self.sessions: dict[int, int] = {}
         self.incarnations: dict[int, bytes] = {}
         self.changed = False
@@ -56,6 +68,12 @@ class Forming:
         who = f"rank {hello.rank} of job {self.title!r}"
         self._agree(who, "world size", hello.world_size, self.world_size)
         self._agree(who, "number of reducers", hello.reducers, self.reducers)
+        if hello.elastic != self.elastic:
+            first, other = ("goes on", "ends") if hello.elastic else ("ends", "goes on")
+            raise JoinError(
+                f"{who} {first} when a rank is lost, rank {min(self.sessions)} {other}: start all "
+                "ranks with the same on_worker_loss"
+            )
         if hello.rank >= hello.world_size:
             raise JoinError(f"{who} is outside its world size {hello.world_size}")
         if self.incarnations.get(hello.rank, hello.incarnation) != hello.incarnation:
@@ -69,7 +87,8 @@ class Forming:
                 "all ranks the same run id, and start one run of the job at a time"
             )
         self._check_minors(hello)
-        if hello.rank == 0:
+        self._take_view(who, hello)
+        if hello.rank == self.view.lowest:
             self._take_rules(who, hello)
         if hello.run_id:
             self._run_ids[hello.rank] = hello.run_id
@@ -80,10 +99,33 @@ class Forming:
         self.changed = True
         return before
 
+    def _take_view(self, who: str, hello: messages.Hello) -> None:
+        """Take the newest view that a rank knows; a run that has not formed has all its ranks."""
+        lost = parse_losses(hello.lost)
+        if lost and not (hello.rejoin and self.elastic):
+            raise JoinError(f"{who} names {len(lost)} lost ranks, but its run has lost none")
+        if lost[: len(self.view.lost)] == self.view.lost:
+            self.view = self.view.after(lost)
+        elif self.view.lost[: len(lost)] != lost:
+            raise JoinError(
+                f"{who} names the lost ranks (epoch, rank) {lost!r:.200}, rank "
+                f"{min(self.sessions)} names {self.view.lost!r:.200}"
+            )
+        if hello.rank in self.view.out:
+            raise excluded(self.title)
+
+    def put_out(self) -> list[int]:
+        """Forget the ranks that the view excludes. Returns their sessions."""
+        gone = [rank for rank in self.sessions if rank in self.view.out]
+        sessions = [self.sessions[rank] for rank in gone]
+        for rank in gone:
+            self.leave(rank)
+        return sessions
+
     def _check_minors(self, hello: messages.Hello) -> None:
         """Refuse weights if a rank cannot understand them: it would send to the wrong lanes."""
-        known = self.weights if 0 in self.sessions else ()
-        if not (hello.weights if hello.rank == 0 else known):
+        known = self.weights if self.view.lowest in self.sessions else ()
+        if not (hello.weights if hello.rank == self.view.lowest else known):
             return
         for rank, minor in {**self._minors, hello.rank: hello.minor}.items():
             if minor < WEIGHTS_MINOR:
@@ -138,7 +180,7 @@ class Forming:
     @property
     def formed(self) -> bool:
         """Whether all ranks have joined."""
-        return len(self.sessions) == self.world_size
+        return len(self.sessions) == self.view.count
 
     def absent(self, most: int) -> list[int]:
         """The first `most` absent ranks.
@@ -150,6 +192,6 @@ class Forming:
         for rank in range(self.world_size):
             if len(found) == most:
                 break
-            if rank not in self.sessions:
+            if rank not in self.sessions and rank not in self.view.out:
                 found.append(rank)
         return found

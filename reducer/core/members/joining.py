@@ -13,7 +13,7 @@ from reducer.core.limits.quotas import (
     allowed_connections,
     check_new_run,
 )
-from reducer.core.members.forming import Forming, forming_id
+from reducer.core.members.forming import Forming, excluded, forming_id
 from reducer.core.members.roster import Members, Roster, fault_text
 from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
@@ -30,6 +30,7 @@ from reducer.wire.errors import (
     QuotaError,
     UnavailableError,
 )
+from reducer.wire.losses import pack_losses
 
 PARTS_OF_BEAT: Final = 5  # ticks over which the first heartbeats of runs are spread
 # Bytes of records that ended runs forget when a new run needs their memory, as in a tick.
@@ -77,6 +78,7 @@ class Founding:
             digest_every=members.digest_every,
             worker_silence_ms=round(min(members.silence, 3_600) * 1000),
             weights=run.terms.weights,
+            lost=pack_losses(run.view.lost),
         )  # fmt: skip
         return self._roster.send(run.number, welcome, sessions)
 
@@ -103,9 +105,9 @@ class Founding:
             self._runs += 1
             terms = Terms(
                 self._runs, forming.job, forming.run_id, forming.slot, forming.world_size,
-                forming.table, forming.weights,
+                forming.table, forming.weights, forming.elastic,
             )  # fmt: skip
-            run = Run(terms, settings, route, limits)
+            run = Run(terms, settings, route, forming.view, limits)
             silence = forming.worker_silence_ms / 1000 or settings.silence
             return Members(run, forming.incarnations, forming.digest_every, silence, now)
         except Exception:
@@ -227,7 +229,10 @@ class Joining:
         peer.move(SessionState.JOINING)
         self._roster.forming[id_] = forming
         out = self._replace(replaced, now)
-        count = f"{len(forming.sessions)} of {forming.world_size} are here"
+        for session in forming.put_out():
+            gone = self._roster.sessions[session]
+            out += self._refusals.refuse(gone, excluded(forming.title), now)
+        count = f"{len(forming.sessions)} of {forming.view.count} are here"
         text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
         out.append(Log(0, logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
         if forming.formed:
@@ -246,7 +251,7 @@ class Joining:
         """PENDING with the absent ranks, for `sessions`."""
         settings = self._settings
         absent = tuple(forming.absent(PENDING_RANKS))
-        count = forming.world_size - len(forming.sessions)
+        count = forming.view.count - len(forming.sessions)
         pending = messages.Pending(
             settings.lanes, settings.lane, settings.incarnation, absent, count
         )
@@ -290,6 +295,8 @@ class Joining:
     ) -> list[Output]:
         """A formed run admits only its own members, on a new connection."""
         run = members.run
+        if hello.rank in run.view.out:
+            raise excluded(run.title)
         if members.incarnations.get(hello.rank) != hello.incarnation or hello.rank in members.left:
             raise JoinError(
                 f"run {run.run_id!r} of job {run.name!r} has all its ranks: rank {hello.rank} "

@@ -23,7 +23,7 @@ MAX_ABSENT: Final = 64
 
 
 class Members:
-    """The members of `run`; `left` are the ranks that said BYE.
+    """The members of `run`; `left` are the members that said BYE.
 
     `sessions`: all connections of the run that have not ended, including replaced ones.
     """
@@ -78,7 +78,7 @@ class Members:
 
     def disconnect(self, peer: Session, since: float, reason: str) -> None:
         """The connection of a member has ended. The member may reconnect."""
-        if self.run.seats.sessions[peer.rank] == peer.id:
+        if peer.rank not in self.run.view.out and self.run.seats.sessions[peer.rank] == peer.id:
             # First: if this raises, `Refusals.disconnected` is called again.
             self._disconnected[peer.rank] = (since, reason)
             self._last_disconnect = max(self._last_disconnect, since)
@@ -95,9 +95,25 @@ class Members:
         """Whether every rank that has not left is connected."""
         return not self._disconnected
 
+    def put_out(self) -> list[int]:
+        """Forget the ranks that the view of the run excludes. Returns their sessions."""
+        sessions = []
+        for rank in self.run.view.out:
+            session, self.run.seats.sessions[rank] = self.run.seats.sessions[rank], None
+            self._disconnected.pop(rank, None)
+            self.left.discard(rank)
+            if session is not None:
+                sessions.append(session)
+        return sessions
+
+    @property
+    def all_left(self) -> bool:
+        """Whether every member has said BYE."""
+        return len(self.left) == self.run.view.count
+
     def deserted(self, before: float) -> bool:
-        """Whether no rank has been connected since `before`."""
-        gone = len(self._disconnected) + len(self.left) == self.run.world_size
+        """Whether no member has been connected since `before`."""
+        gone = len(self._disconnected) + len(self.left) == self.run.view.count
         return gone and self._last_disconnect <= before
 
     def absent(self, before: float) -> Absent:

@@ -246,7 +246,7 @@ class Refusals:
         if peer.state == SessionState.CLOSED or run is None:
             return self.refuse(peer, error, now)
         departed = run.seats.departed
-        if isinstance(error, PeerLostError) and departed is not None:
+        if isinstance(error, PeerLostError) and departed is not None and not run.terms.elastic:
             return self._endings.fail(run, ErrorCode.PEER_LOST, str(error), departed, "left")
         if isinstance(error, IntegrityError):
             return self._endings.fail(run, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")

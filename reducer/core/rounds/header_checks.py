@@ -37,30 +37,45 @@ _OPS: dict[int, frozenset[ReduceOp]] = {
     Collective.BARRIER: frozenset((ReduceOp.NONE,)),
 }
 _WIDE: Final = int(Flag.WIDE)
+_HELD: Final = int(Flag.HELD)
+_OF_HELD: Final = int(Flag.HELD | Flag.OVERFLOW | Flag.NAN | Flag.NONFINITE)
+# The collectives that go on without a lost rank: the parts of the others have a part for each rank.
+_SHRINK: Final = frozenset((int(Collective.ALL_REDUCE), int(Collective.BARRIER)))
 _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
 
 class Plans:
     """The plans of a run's rounds, kept by collective, op, dtype and count."""
 
-    def __init__(self, world_size: int, table: ChunkTable, records: Records) -> None:
+    def __init__(
+        self, world_size: int, table: ChunkTable, records: Records, elastic: bool = False
+    ) -> None:
         self._world_size = world_size
+        self._elastic = elastic
         self._records = records
         self._table = table
         self._plans: dict[tuple[int, int, int, int], ChunkPlan] = {}
         self._last = Header(kind=0)  # its plan is `_of_last`
         self._of_last: ChunkPlan | None = None
 
-    def checked(self, header: Header, rank: int, epoch: int) -> ChunkPlan:
+    def checked(self, header: Header, rank: int) -> ChunkPlan:
         """Like `of`, for a frame of `rank`; raises ProtocolError if the header's fields are
         invalid.
         """
-        _check_fields(header, rank, epoch, self._world_size)
+        held = header.flags & _HELD
+        _check_fields(
+            header, rank, self._world_size, header.flags & ~_OF_HELD if held else header.flags
+        )
+        if held and (not self._elastic or header.collective not in _SHRINK):
+            raise ProtocolError(
+                f"rank {rank} sent a result (flag HELD) of {_round(header)}; expected results of "
+                "all_reduce and barrier alone, and only in a run whose ranks may be lost"
+            )
         return self.of(header)
 
-    def of_contribution(self, header: Header, rank: int, epoch: int) -> ChunkPlan:
+    def of_contribution(self, header: Header, rank: int) -> ChunkPlan:
         """Like `checked`, for a contribution: its chunk and its length are checked as well."""
-        plan = self.checked(header, rank, epoch)
+        plan = self.checked(header, rank)
         if header.chunk >= plan.chunks:
             raise ProtocolError(
                 f"rank {rank} sent chunk {header.chunk} of {_round(header)}, expected 0 to "
@@ -131,15 +146,11 @@ class Plans:
         return plan
 
 
-def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None:
+def _check_fields(header: Header, rank: int, world_size: int, flags: int) -> None:
     """The rules that need no plan; raises ProtocolError."""
     if header.rank != rank:
         raise ProtocolError(f"a contribution of rank {header.rank} came from rank {rank}")
-    if header.epoch != epoch:
-        raise ProtocolError(
-            f"rank {rank} sent epoch {header.epoch}, expected {epoch}, the epoch of the run"
-        )
-    if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
+    if flags and (flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
         raise ProtocolError(
             f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}; expected none, or "
             f"{_WIDE:#x} on float16 or bfloat16"

@@ -8,11 +8,12 @@ from typing import Final
 
 from reducer.core.containers.listing import Listed
 from reducer.core.containers.tables import OrderedSet
+from reducer.core.rounds.view import View
 from reducer.wire.header import HEADER_SIZE
 
 
 class Key(Listed):
-    """One key; `stable` is the minimum of the ranks' done positions.
+    """One key; `stable` is the minimum of the members' done positions.
 
     `_tree` is a tournament: its second half has the done position of each rank, and each place n
     of the first half has the lesser of the places 2n and 2n + 1. The minimum is in place 1, so a
@@ -25,12 +26,12 @@ class Key(Listed):
         "_tree", "_world_size", "id", "idles", "name", "stable", "touched_at", "unreported",
     )  # fmt: skip
 
-    def __init__(self, id_: int, world_size: int) -> None:
+    def __init__(self, id_: int, view: View) -> None:
         super().__init__()
         self.id = id_
         self.name = ""
-        self._tree = [0] * (2 * world_size)
-        self._world_size = world_size
+        self._tree = view.first_tree()
+        self._world_size = view.world_size
         self.stable = 0
         self.touched_at = 0.0
         self.idles = False

@@ -14,6 +14,7 @@ from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.descriptor import Descriptor
 from reducer.core.rounds.key import ENTRY, Key, Untold, payload_of
 from reducer.core.rounds.round import Chunk, Round, StreamRounds
+from reducer.core.rounds.view import View
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.codes import MAX_CHUNKS
 from reducer.wire.errors import ProtocolError, RecordsError
@@ -29,10 +30,11 @@ class KeyRounds(Key):
     some of these rounds.
     """
 
-    __slots__ = ("ascending", "held", "rounds")
+    __slots__ = ("_view", "ascending", "held", "rounds")
 
-    def __init__(self, id_: int, world_size: int) -> None:
-        super().__init__(id_, world_size)
+    def __init__(self, id_: int, view: View) -> None:
+        super().__init__(id_, view)
+        self._view = view
         self.rounds: Numbered[Round] = Numbered()
         self.ascending: Ascending | None = None
         self.held: list[Chunk] = []  # a list: an empty deque takes more memory
@@ -52,7 +54,7 @@ class KeyRounds(Key):
 
     def begin(self, stream: StreamRounds, number: int, now: float) -> Round:
         """Make the record of a round; raises RecordsError."""
-        round_ = Round(stream, self, number, self._world_size, now)
+        round_ = Round(stream, self, number, now)
         self.rounds[number] = round_
         if stream.since:
             if self.ascending is None:
@@ -113,7 +115,7 @@ class KeyRounds(Key):
         """Forget the round if nothing of it is left to do or to hold."""
         if round_.chunks:
             return
-        over = len(round_.abandoned) == self._world_size if round_.void else round_.left == 0
+        over = len(round_.abandoned) == self._view.count if round_.void else round_.left == 0
         if over:
             self.forget(round_)
 
@@ -149,7 +151,7 @@ class KeyTable:
     def __init__(
         self,
         job: str,
-        world_size: int,
+        view: View,
         max_keys: int,
         moved: bool,
         records: Records,
@@ -160,8 +162,8 @@ class KeyTable:
         self.records = records
         self._idle_keys = idle
         self._job = job
-        self._world_size = world_size
-        self._size = KEY + KEY_RANK * world_size
+        self._view = view
+        self._size = KEY + KEY_RANK * view.world_size
         self._max_keys = max_keys
         self._moved = moved
         self.listing: Listing[KeyRounds] = Listing()
@@ -193,7 +195,7 @@ class KeyTable:
                 )
             self.records.take(self._size)
             try:
-                self._keys[id_] = key = KeyRounds(id_, self._world_size)
+                self._keys[id_] = key = KeyRounds(id_, self._view)
                 self.listing.add(key)
             except Exception:  # no memory: a key in one of the two alone would break `take_apart`
                 self._keys.pop(id_)

@@ -26,8 +26,10 @@ from reducer.core.rounds.chunk_owners import Place
 from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.descriptor import WIDE, Descriptor
 from reducer.core.rounds.key import Key, Untold
+from reducer.core.rounds.view import View
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Wait
+from reducer.wire.codes import Flag
 from reducer.wire.errors import InternalError
 from reducer.wire.header import NO_RANK, Header
 from reducer.wire.keys import position
@@ -64,6 +66,8 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
 _STEPS: Final = len(Step)
 _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
 _CONTRIBUTED: Final = Step.CONTRIBUTED
+_LOW32: Final = 0xFFFF_FFFF
+_OF_RESULTS: Final = int(Flag.OVERFLOW | Flag.NAN | Flag.NONFINITE)
 
 
 class Chunk:
@@ -75,21 +79,30 @@ class Chunk:
     matters, the ranks below `folded` are in `acc`. `half_at`: when half of the ranks had
     contributed. `cost`: what each contribution takes of its rank's credit. `culprit`: the lowest
     rank whose contribution is known not to be finite, else NO_RANK. `part_bytes`: the memory of
-    each part; the buffers of one chunk have one size.
+    each part; the buffers of one chunk have one size. `origin`: the epoch whose members are in the
+    result.
+
+    `holders`: the ranks that have sent the result instead of a contribution; `result_crc` is then
+    known, and the part of the first holder is the result. The chunk still waits for all members:
+    a holder is answered when all have sent, so its credit bounds what it sends ahead of them.
     """
 
     __slots__ = (
-        "acc", "cost", "crcs", "culprit", "flags", "folded", "folding", "half_at", "index",
-        "missing", "part_bytes", "parts", "phase", "result", "result_crc", "round",
+        "acc", "cost", "crcs", "culprit", "flags", "folded", "folding", "half_at", "holders",
+        "index", "missing", "origin", "part_bytes", "parts", "phase", "result", "result_crc",
+        "round",
     )  # fmt: skip
 
-    def __init__(self, round_: Round, index: int, cost: int, world_size: int) -> None:
+    def __init__(self, round_: Round, index: int, cost: int) -> None:
+        view = round_.stream.view
         self.round = round_
         self.index = index
         self.cost = cost
         self.phase = Phase.COLLECTING
-        self.crcs: list[int | None] = [None] * world_size
-        self.missing = world_size
+        self.crcs: list[int | None] = [None] * view.world_size
+        self.missing = view.count
+        self.origin = view.epoch
+        self.holders: list[int] | None = None
         self.half_at = 0.0
         self.parts: dict[int, Buffer] = {}
         self.part_bytes = 0
@@ -120,7 +133,7 @@ class Chunk:
         round_.contributed[rank] += 1
         self.crcs[rank] = crc
         self.missing -= 1
-        if self.missing == len(self.crcs) // 2:
+        if self.missing == round_.stream.half:
             self.half_at = now
         if not self.missing:
             round_.last = rank
@@ -135,10 +148,10 @@ class Chunk:
         """The ranks that may be folded now: the next ones in order, or all if the order is free."""
         if not in_order:
             return sorted(self.parts)
-        rank = self.folded
-        while rank in self.parts:
+        rank, out = self.folded, self.round.stream.view.out
+        while rank in self.parts or rank in out:
             rank += 1
-        return list(range(self.folded, rank))
+        return [rank for rank in range(self.folded, rank) if rank not in out]
 
     def begin_fold(self, ranks: list[int]) -> None:
         """A kernel begins to read the parts of these ranks; `folded_into` follows."""
@@ -174,6 +187,32 @@ class Chunk:
             held.keep(acc)
         self.folded = ranks[-1] + 1
         return spent
+
+    def adopt(self, rank: int, header: Header, buffer: Buffer | None, now: float) -> list[Buffer]:
+        """The first holder has sent the result. Returns the parts, which are not needed any more.
+
+        The contributions of the other ranks count as sent.
+        """
+        freed: list[Buffer] = []
+        self.drop(freed)
+        self.folded, self.holders = 0, [rank]
+        self.origin = header.stable & _LOW32
+        self.flags = header.flags & _OF_RESULTS
+        self.culprit = header.stable >> 32
+        self.result_crc = header.payload_crc
+        self.contribute(rank, header.payload_crc, buffer, now)
+        return freed
+
+    @property
+    def outcome(self) -> Buffer | None:
+        """The bytes of the result once they are known; None before that and without bytes."""
+        if self.holders is not None and self.parts:
+            return self.parts[self.holders[0]]
+        return self.result
+
+    def charged(self) -> list[int]:
+        """The ranks whose contributions are not answered, while the chunk is not complete."""
+        return self.present() if self.holders is None else self.holders
 
     def note(self, flags: int, culprit: int) -> None:
         """A kernel has found `flags`; `culprit` is the lowest of its ranks whose part is not
@@ -245,7 +284,7 @@ class Chunk:
         return [rank for rank, crc in enumerate(self.crcs) if crc is not None]
 
     def absent(self) -> list[int]:
-        return [rank for rank, crc in enumerate(self.crcs) if crc is None]
+        return [rank for rank in self.round.stream.view.members if self.crcs[rank] is None]
 
 
 class Debt:
@@ -280,11 +319,10 @@ class Round(Listed):
         "plan", "refused", "stream", "told", "touched_at", "void", "wait",
     )  # fmt: skip
 
-    def __init__(
-        self, stream: StreamRounds, key: Key, number: int, world_size: int, now: float
-    ) -> None:
+    def __init__(self, stream: StreamRounds, key: Key, number: int, now: float) -> None:
         """Raises RecordsError."""
         super().__init__()
+        world_size = stream.view.world_size
         self.charged = 0
         self.stream = stream
         self.charge(ROUND + LIST_PLACE * world_size)
@@ -362,7 +400,7 @@ class Round(Listed):
         if chunk is None:
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
-            self.chunks[index] = chunk = Chunk(self, index, cost, world_size)
+            self.chunks[index] = chunk = Chunk(self, index, cost)
             self.stream.rounds.add(self)
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)
@@ -410,7 +448,7 @@ class Round(Listed):
             return False
         self.charge(OWN_DESCRIPTOR)
         self.collected[rank] = descriptor
-        return len(self.collected) == len(self.contributed)
+        return len(self.collected) == self.stream.view.count
 
     def note_wait(self, wait: Wait) -> None:
         """Keep the wait if it is the longest so far."""
@@ -423,7 +461,7 @@ class Round(Listed):
         owed: dict[int, int] = {}
         for chunk in self._collecting():
             cost = chunk.cost
-            for rank in chunk.present():
+            for rank in chunk.charged():
                 owed[rank] = owed.get(rank, 0) + cost
         return owed
 
@@ -451,12 +489,11 @@ class Round(Listed):
 
     def waiting_for(self) -> list[int]:
         """The ranks that are missing from the verdict, or from the first incomplete chunk."""
-        if self.collected is not None:
-            return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
-        for chunk in self.chunks.values():
-            if chunk.phase == Phase.COLLECTING:
-                return chunk.absent()
-        return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
+        if self.collected is None:
+            for chunk in self.chunks.values():
+                if chunk.phase == Phase.COLLECTING:
+                    return chunk.absent()
+        return [rank for rank in self.stream.view.members if self.wants(rank)]
 
 
 class StreamRounds:
@@ -465,16 +502,20 @@ class StreamRounds:
     `place`: the chunks of home slot `home` that are in the stream; frames about it carry `since`.
     `records` and `held` count the records and the buffers of all streams of the run. `rounds`: the
     rounds to which a rank has contributed, or that wait for a verdict. `refused`: the rounds whose
-    verdict is known. Only the keys know the other rounds.
+    verdict is known. Only the keys know the other rounds. `half` of the members: a chunk waits for
+    the others as soon as no more than these are missing.
     """
 
     __slots__ = (
-        "held", "home", "is_over", "place", "records", "refused", "rounds", "since", "untold",
+        "half", "held", "home", "is_over", "place", "records", "refused", "rounds", "since",
+        "untold", "view",
     )  # fmt: skip
 
     def __init__(
-        self, home: int, since: int, place: Place, records: Records, held: HeldBytes
+        self, home: int, since: int, place: Place, records: Records, held: HeldBytes, view: View
     ) -> None:
+        self.view = view
+        self.half = view.count // 2
         self.home = home
         self.since = since
         self.place = place

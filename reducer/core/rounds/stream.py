@@ -14,8 +14,10 @@ from reducer.core.rounds.chunk_owners import Owners, Place, Route
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import KeyTable
 from reducer.core.rounds.round import StreamRounds
+from reducer.core.rounds.view import View
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.errors import ProtocolError
+from reducer.wire.header import Header
 
 
 class Stream(StreamRounds):
@@ -30,10 +32,11 @@ class Stream(StreamRounds):
         place: Place,
         records: Records,
         held: HeldBytes,
-        new_table: Callable[[bool, Records, Untold], KeyTable],
+        view: View,
+        new_table: Callable[[View, bool, Records, Untold], KeyTable],
     ) -> None:
-        super().__init__(home, since, place, records, held)
-        self.keys = new_table(since > 0, records, self.untold)
+        super().__init__(home, since, place, records, held, view)
+        self.keys = new_table(view, since > 0, records, self.untold)
 
     def drop(self, freed: list[Buffer]) -> None:
         """End the stream; `freed` gets its buffers. The run takes its keys apart later, in parts.
@@ -49,7 +52,7 @@ class Stream(StreamRounds):
 
 
 class Streams:
-    """The streams of lane `lane` of slot `slot` under `route`, by home slot.
+    """The streams of lane `lane` of slot `slot` under `route` in `view`, by home slot.
 
     A stream is made by its first frame, so walks take no time for slots that the job does not use.
     """
@@ -59,14 +62,16 @@ class Streams:
         slot: int,
         lane: int,
         route: Route,
+        view: View,
         weights: tuple[int, ...],
         records: Records,
         held: HeldBytes,
-        new_table: Callable[[bool, Records, Untold], KeyTable],
+        new_table: Callable[[View, bool, Records, Untold], KeyTable],
     ) -> None:
         self.slot = slot
         self.lane = lane
         self.route = route
+        self.view = view
         self._weights = weights
         self.owners = Owners(route, weights)
         self.records = records
@@ -85,21 +90,34 @@ class Streams:
         """Whether the lane's slot is live, so that it may own chunks."""
         return bool(self.route.live[self.slot])
 
-    def move(self, route: Route) -> list[Stream]:
-        """Take a newer route. Returns the streams that the route moves away from this lane."""
-        moved = [s for s in self._by_home.values() if route.since[s.home] != s.since]
+    def move(self, route: Route, view: View) -> list[Stream]:
+        """Take a newer route. Returns the streams that the route moves away from this lane.
+
+        A new view moves every stream: what survivors have contributed before is dropped, too.
+        """
+        all_ = view is not self.view
+        moved = [s for s in self._by_home.values() if all_ or route.since[s.home] != s.since]
         for stream in moved:
             del self._by_home[stream.home]
         self.route = route
+        self.view = view
         self.owners = Owners(route, self._weights)
         return moved
 
-    def find(self, rank: int, home: int, since: int) -> Stream | None:
+    def find(self, rank: int, home: int, header: Header) -> Stream | None:
         """Return the stream that a frame of `rank` belongs to; None if a route has moved it away.
 
         Raises ProtocolError if this lane does not own the stream under the route that it knows, and
         RecordsError if there is no room for the record of a new stream.
         """
+        since = header.route
+        if header.epoch != self.view.epoch:
+            if header.epoch < self.view.epoch:
+                return None
+            raise ProtocolError(
+                f"rank {rank} sent a frame of epoch {header.epoch} before the route of that epoch; "
+                f"this lane knows epoch {self.view.epoch}"
+            )
         stream = self._by_home.get(home)
         if stream is not None and stream.since == since:
             return stream
@@ -116,7 +134,7 @@ class Streams:
                 "own it"
             )
         self.records.take(STREAM)
-        stream = Stream(home, since, place, self.records, self._held, self._new_table)
+        stream = Stream(home, since, place, self.records, self._held, self.view, self._new_table)
         self._by_home[home] = stream
         return stream
 

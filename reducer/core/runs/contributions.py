@@ -13,8 +13,10 @@ from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.positions import Positions
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.sums import FOLD_AT_ONCE, Sums
+from reducer.core.runs.terms import Terms
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Admission, Contributed, Free, Output, Wait
+from reducer.wire.codes import HELD
 from reducer.wire.errors import IntegrityError, PeerLostError, ProtocolError
 from reducer.wire.header import Header
 from reducer.wire.keys import position
@@ -37,6 +39,7 @@ class Contributions:
     def __init__(
         self,
         plans: Plans,
+        terms: Terms,
         seats: Seats,
         streams: Streams,
         flow: Flow,
@@ -47,9 +50,8 @@ class Contributions:
         self.taken = 0
         self.bytes_in = 0
         self.duplicates = 0
-        self._world_size = len(seats.sessions)
-        self.waits = Waits(self._world_size)
-        self._half = self._world_size // 2
+        self.waits = Waits(terms.world_size)
+        self._elastic = terms.elastic
         self._plans = plans
         self._seats = seats
         self._streams = streams
@@ -70,7 +72,7 @@ class Contributions:
         a second copy or of a void round. Raises the ProtocolError family for invalid fields, and
         for any other contribution without room.
         """
-        plan = self._plans.of_contribution(header, rank, self._seats.epoch)
+        plan = self._plans.of_contribution(header, rank)
         stream = self._stream_of(rank, header)
         if stream is None:
             return None
@@ -133,14 +135,14 @@ class Contributions:
 
     def _stream_of(self, rank: int, header: Header) -> Stream | None:
         home = self._streams.owners.home(header.key, header.chunk)
-        return self._streams.find(rank, home, header.route)
+        return self._streams.find(rank, home, header)
 
     def _open_or_void(
         self, round_: Round, header: Header, plan: ChunkPlan, now: float, out: list[Output]
     ) -> None:
         """Open the round if this is its first contribution; void it if the descriptors differ."""
         if not round_.opening:
-            if self._seats.departed is not None:
+            if self._seats.departed is not None and not self._elastic:
                 raise PeerLostError(
                     f"rank {self._seats.departed} has left the job, and round {round_.number} of "
                     f"key {round_.key.label} needs it: let every rank make the same calls before "
@@ -167,9 +169,12 @@ class Contributions:
                 f"from rank {rank} arrived after the lane had forgotten the first: rank {rank} "
                 "must connect again"
             )
+        if header.flags & HELD or chunk.holders is not None:
+            self._add_held(key, chunk, rank, header, buffer, now, out)
+            return
         self._accounts.charge(rank, chunk.cost)
         chunk.contribute(rank, header.payload_crc, buffer, now)
-        if chunk.missing < self._half:
+        if chunk.missing < chunk.round.stream.half:
             self.waits.note(rank, chunk.half_at, now)
         if not chunk.missing and self._results.traced:
             chunk.round.note_wait(Wait(rank, chunk.half_at, now))
@@ -178,6 +183,50 @@ class Contributions:
             self._seats.ask_for_turns(out)
         if self._sums.behind:
             self._sums.maybe_go_on(now, out)
+
+    def _add_held(
+        self,
+        key: KeyRounds,
+        chunk: Chunk,
+        rank: int,
+        header: Header,
+        buffer: Buffer | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """A holder has sent the result of the chunk, now or earlier: nothing is summed any more.
+
+        A rank that has contributed is answered at once, a holder when all ranks have sent.
+        """
+        if chunk.holders is None:
+            self._accounts.charge(rank, chunk.cost)
+            early = chunk.present()
+            self._sums.give_up(chunk)
+            spent = chunk.adopt(rank, header, buffer, now)
+            if spent:
+                out.append(Free(self._seats.run, spent))
+            for other in early:
+                self._accounts.settle(other, chunk.cost)
+                self._results.send(key, chunk, other, 1, out)
+        elif header.flags & HELD:
+            if header.payload_crc != chunk.result_crc:
+                raise IntegrityError(
+                    f"ranks {chunk.holders[0]} and {rank} hold different results for key "
+                    f"{key.label} round {header.round} chunk {header.chunk}"
+                )
+            self._accounts.charge(rank, chunk.cost)
+            chunk.holders.append(rank)
+            chunk.contribute(rank, header.payload_crc, None, now)
+            self._free(buffer, out)
+        else:
+            chunk.contribute(rank, header.payload_crc, None, now)
+            self._free(buffer, out)
+            self._results.send(key, chunk, rank, 1, out)
+        if not chunk.missing:
+            if self._results.traced:
+                chunk.round.note_wait(Wait(rank, chunk.half_at, now))
+            chunk.begin_last()
+            self._results.answer(key, chunk, chunk.result_crc, chunk.outcome, now, out)
 
     def _duplicate(
         self,
@@ -195,7 +244,8 @@ class Contributions:
                 f"{header.round} chunk {header.chunk}"
             )
         self._drop_duplicate(buffer, out)
-        if chunk.phase is Phase.COMPLETE:
+        is_answered = chunk.holders is not None and rank not in chunk.holders
+        if chunk.phase is Phase.COMPLETE or is_answered:
             self._results.send(key, chunk, rank, 1, out)
 
     def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:

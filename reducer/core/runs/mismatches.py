@@ -66,7 +66,7 @@ class Mismatches:
         text = mismatch_text(round_, round_.collected)
         round_.refuse(messages.Refused(int(ErrorCode.MISMATCH), text))
         self.refused += 1
-        out.append(self._refuse(round_, range(self._terms.world_size)))
+        out.append(self._refuse(round_, self._seats.view.members))
         text = f"job {self._terms.title!r}: {text}"
         fields = {**self._terms.about(), **about(round_)}
         out.append(Log(self._seats.run, logging.WARNING, text, fields))

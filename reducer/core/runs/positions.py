@@ -95,7 +95,7 @@ class PassedRounds:
         each = 1 + len(round_.contributed) // RANKS_AT_ONCE
         chunks = round_.passed(index, max(1, most // each))
         for chunk in chunks:
-            for rank in chunk.present():
+            for rank in chunk.charged():
                 self._accounts.settle(rank, chunk.cost)
             freed: list[Buffer] = []
             out.append(Free(self._run, freed))
@@ -139,7 +139,7 @@ class Positions:
         """HEARTBEAT of a worker: done positions of keys in one stream."""
         if payload is None:
             return
-        stream = self._streams.find(rank, header.chunk, header.route)
+        stream = self._streams.find(rank, header.chunk, header)
         if stream is None:
             return
         for key, done in stream.keys.entries(payload, rank, now):

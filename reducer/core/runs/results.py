@@ -48,17 +48,26 @@ class Results:
         now: float,
         out: list[Output],
     ) -> None:
-        """The chunk is reduced: answer every rank, and keep the result until it is stable."""
+        """The chunk is reduced: answer every rank, and keep the result until it is stable.
+
+        If ranks held the result before, only they have not been answered yet.
+        """
         round_ = chunk.round
         spent = chunk.complete(result, crc)
         if spent:
             out.append(Free(self._number, spent))
         key.keep(chunk)
-        self._accounts.settle_all(chunk.cost)
-        # Lanes finish neighbouring chunks at the same time; each begins at another worker's NIC.
-        first = chunk.index % self._world_size
-        if self.send(key, chunk, first, self._world_size, out) == self._world_size:
-            round_.stream.untold.told(key)
+        if chunk.holders is not None:
+            for rank in chunk.holders:
+                self._accounts.settle(rank, chunk.cost)
+                self.send(key, chunk, rank, 1, out)
+        else:
+            self._accounts.settle_all(chunk.cost)
+            # Lanes finish neighbouring chunks at the same time; each begins at another worker's
+            # NIC.
+            first = chunk.index % self._world_size
+            if self.send(key, chunk, first, self._world_size, out) == round_.stream.view.count:
+                round_.stream.untold.told(key)
         if chunk.culprit != NO_RANK:
             self.nonfinite[chunk.culprit] += 1
         if round_.left == 0:
@@ -79,6 +88,7 @@ class Results:
         assert plan is not None and described is not None
         size = plan.bytes(chunk.index)
         to_all = size > 0 and plan.collective == ALL_REDUCE
+        holders = chunk.holders
         full: list[int] = []
         empty: list[int] = []
         for offset in range(count):
@@ -86,15 +96,17 @@ class Results:
             session = self._seats.sessions[rank]
             if session is not None:
                 receives = to_all or plan.receives(chunk.index, rank, described.root)
+                if holders is not None and rank in holders:
+                    receives = False  # the rank has sent the result itself
                 (full if receives else empty).append(session)
         header = Header(
             RESULT, described.dtype, described.op, described.collective, chunk.flags,
             chunk.culprit, described.root, self._seats.epoch, chunk.index, key.id, round_.number,
-            described.count, 0, key.stable, size, round_.stream.since, chunk.result_crc,
+            described.count, chunk.origin, key.stable, size, round_.stream.since, chunk.result_crc,
         )  # fmt: skip
         if full:
             frame = pack_header(header, self._crc)
-            out.append(Send(self._number, full, frame, chunk.result, size))
+            out.append(Send(self._number, full, frame, chunk.outcome, size))
         if empty:
             frame = pack_header(header.replace(length=0, payload_crc=0), self._crc)
             out.append(Send(self._number, empty, frame, None, 0))

@@ -26,16 +26,16 @@ class RoundMessages:
 
     def announce(self, rank: int, header: Header, name: str, now: float) -> None:
         """KEY: a rank tells the name of a key."""
-        stream = self._streams.find(rank, header.chunk, header.route)
+        stream = self._streams.find(rank, header.chunk, header)
         if stream is not None:
             stream.keys.announce(header.key, name, now)
 
     def describe(self, rank: int, header: Header, now: float, out: list[Output]) -> None:
         """DESCRIBE: the descriptor of a round, from a rank that cannot send its chunks yet."""
         world_size = len(self._seats.sessions)
-        plan = self._plans.checked(header, rank, self._seats.epoch)
+        plan = self._plans.checked(header, rank)
         home = self._streams.owners.home(header.key, 0)
-        stream = self._streams.find(rank, home, header.route)
+        stream = self._streams.find(rank, home, header)
         if stream is None:
             return
         if not stream.place.owns(header.key, 0):
@@ -61,7 +61,7 @@ class RoundMessages:
         self, rank: int, header: Header, cause: messages.Abandon, now: float, out: list[Output]
     ) -> None:
         """ABANDON: the rank has given up a round."""
-        stream = self._streams.find(rank, header.chunk, header.route)
+        stream = self._streams.find(rank, header.chunk, header)
         if stream is None:
             return
         key = stream.keys.open(header.key, now)

@@ -17,6 +17,7 @@ from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.header_checks import Plans
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Streams
+from reducer.core.rounds.view import View
 from reducer.core.runs.contributions import Contributions
 from reducer.core.runs.flow import Flow
 from reducer.core.runs.mismatches import Mismatches
@@ -39,7 +40,7 @@ class Run:
     """The parts of one run, connected. `Members` sets `seats`."""
 
     def __init__(
-        self, terms: Terms, settings: LaneSettings, route: Route, limits: RankLimits
+        self, terms: Terms, settings: LaneSettings, route: Route, view: View, limits: RankLimits
     ) -> None:
         self.terms = terms
         self.number = number = terms.number
@@ -55,12 +56,12 @@ class Run:
         records.take(RANK * world_size + slot_bytes(len(route.live), terms.weights))
         self.held = HeldBytes()
         self.streams = Streams(
-            terms.slot, settings.lane, route, terms.weights, records, self.held,
-            lambda moved, records, untold: KeyTable(
-                title, world_size, max_keys, moved, records, idle, untold
+            terms.slot, settings.lane, route, view, terms.weights, records, self.held,
+            lambda view, moved, records, untold: KeyTable(
+                title, view, max_keys, moved, records, idle, untold
             ),
         )  # fmt: skip
-        self.seats = Seats(number, world_size, 0, crc)
+        self.seats = Seats(number, view, crc)
         flow = Flow(limits, world_size, self.seats, crc)
         self.accounts, self.open = flow.accounts, flow.open
         self.mismatches = Mismatches(terms, self.seats, flow)
@@ -69,9 +70,9 @@ class Run:
         self.results = Results(terms, self.seats, self.accounts, flow.grants, crc, settings.traced)
         self.sums = Sums(terms, settings, self.results)
         self.positions = Positions(limits, self.seats, self.streams, self.held, self.passed)
-        plans = Plans(world_size, terms.table, records)
+        plans = Plans(world_size, terms.table, records, terms.elastic)
         self.contributions = Contributions(
-            plans, self.seats, self.streams, flow, self.mismatches, self.sums, self.positions
+            plans, terms, self.seats, self.streams, flow, self.mismatches, self.sums, self.positions
         )
         self.round_messages = RoundMessages(plans, self.seats, self.streams, self.mismatches)
         self.moves = Moves(number, flow, self.sums)
@@ -94,12 +95,17 @@ class Run:
         """How many streams have tables in use."""
         return len(self.streams) + len(self.moves.streams)
 
-    def move(self, route: Route) -> list[Output]:
+    @property
+    def view(self) -> View:
+        return self.streams.view
+
+    def move(self, route: Route, view: View) -> list[Output]:
         """Take a newer route, and drop the streams that it moves away."""
         out: list[Output] = []
+        self.seats.view = view
         pairs = zip(self.route.live, route.live, strict=True)
         self.failovers += sum(1 for before, after in pairs if before and not after)
-        moved = self.streams.move(route)
+        moved = self.streams.move(route, view)
         for stream in moved:
             self.positions.drop(stream)
             self.moves.add(stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reducer.core.rounds.round import Round, StreamRounds
+from reducer.core.rounds.view import View
 from reducer.core.surface.control_frames import control_frame, payload_frame
 from reducer.core.surface.events import Behind, Output, Send
 from reducer.wire import messages
@@ -15,15 +16,19 @@ from reducer.wire.header import Buffer, Crc
 class Seats:
     """`sessions[rank]`: the rank's session, None while it has none; `Members` sets it.
 
-    `departed` is the first rank that said BYE.
+    `departed` is the first rank that said BYE. `view`: the members; no other rank has a session.
     """
 
-    def __init__(self, run: int, world_size: int, epoch: int, crc: Crc) -> None:
+    def __init__(self, run: int, view: View, crc: Crc) -> None:
         self.run = run
-        self.sessions: list[int | None] = [None] * world_size
-        self.epoch = epoch
+        self.sessions: list[int | None] = [None] * view.world_size
+        self.view = view
         self.departed: int | None = None
         self._crc = crc
+
+    @property
+    def epoch(self) -> int:
+        return self.view.epoch
 
     @property
     def present(self) -> list[int]:
@@ -52,7 +57,7 @@ class Seats:
     def heartbeat(self, stream: StreamRounds, payload: bytes, sessions: Sequence[int]) -> Send:
         """Stable positions of some of the stream's keys."""
         place = {"chunk": stream.home, "route": stream.since}
-        frame = payload_frame(MessageKind.HEARTBEAT, payload, self._crc, **place)
+        frame = payload_frame(MessageKind.HEARTBEAT, payload, self._crc, epoch=self.epoch, **place)
         return Send(self.run, sessions, frame, None, 0)
 
     def empty_heartbeat(self) -> Send:

@@ -43,7 +43,6 @@ class Sums:
 
     def __init__(self, terms: Terms, settings: LaneSettings, results: Results) -> None:
         self._number = terms.number
-        self._world_size = terms.world_size
         self._acc_itemsize = settings.acc_itemsize
         self._most = settings.most_summed
         self.results = results
@@ -102,6 +101,10 @@ class Sums:
         """The round continues on another lane."""
         for chunk in round_.chunks.values():
             self.behind.pop(chunk, None)
+
+    def give_up(self, chunk: Chunk) -> None:
+        """The result has come from a rank that holds it."""
+        self.behind.pop(chunk, None)
 
     def clear(self) -> None:
         self.behind.clear()
@@ -167,7 +170,8 @@ class Sums:
         """Note that a kernel works on the chunk. Returns the number of the work, and its sum."""
         plan = chunk.round.plan
         assert plan is not None
-        total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
+        members = chunk.round.stream.view.count
+        total = Sum(op, dtype, plan.elements(chunk.index), members)
         self._last_work += 1
         self._works[self._last_work] = Work(key, chunk)
         return self._last_work, total

@@ -13,7 +13,7 @@ class Terms:
     """What the ranks of a run have agreed on, and the `number` that this lane gives the run.
 
     `job` and `run_id` name the run; `slot` is this reducer's slot in rank 0's numbering. `weights`
-    by slot; none: all slots are equal.
+    by slot; none: all slots are equal. `elastic`: the run goes on without ranks that are lost.
     """
 
     number: int
@@ -23,6 +23,7 @@ class Terms:
     world_size: int
     table: ChunkTable
     weights: tuple[int, ...] = ()
+    elastic: bool = False
 
     @property
     def title(self) -> str:

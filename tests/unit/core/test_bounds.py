@@ -22,6 +22,7 @@ from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
 from reducer.core.rounds.round import Round
+from reducer.core.rounds.view import View
 from reducer.core.runs.moves import STREAMS_AT_ONCE
 from reducer.core.runs.stalls import MAX_STALLS
 from reducer.core.surface import events
@@ -214,7 +215,7 @@ def test_ranks_hear_of_their_credit_first_and_by_one_frame() -> None:
     lane = SimLane(credit=8_192, budget=1 << 40, records=1 << 24)
     workers = join_all(lane, 2)
     (members,) = lane.core._roster.runs.values()
-    stream = members.run.streams.find(0, 0, 0)
+    stream = members.run.streams.find(0, 0, Header(kind=MessageKind.CONTRIBUTION))
     assert stream is not None
     others = [key_id(f"other-{number}") for number in range(2 * MAX_HEARTBEAT_ENTRIES)]
     for other in others:
@@ -233,6 +234,12 @@ def test_ranks_hear_of_their_credit_first_and_by_one_frame() -> None:
     entries = list(struct.iter_unpack("<QQ", told.payload))
     assert len(entries) == MAX_HEARTBEAT_ENTRIES
     assert entries[0] == (key_id(Spec().key), position(1, 0))
+
+
+def route_of(number: int, live: tuple[int, ...]) -> Route:
+    """A route that moves all slots but the last."""
+    slots = len(live)
+    return Route(number, (number,) * (slots - 1) + (1,), live, (1,) * slots)
 
 
 def hear_of(worker: Scripted, home: int) -> None:
@@ -572,7 +579,7 @@ def test_the_streams_that_a_route_moves_are_dropped_some_at_a_time() -> None:
     for home in range(slots):
         hear_of(worker, home)
     live = members.run.route.live
-    out = members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    out = members.run.move(route_of(2, live), members.run.view)
     assert len(list(members.run.streams)) == 1, "moved streams are gone at once"
     assert any(isinstance(output, events.Behind) for output in out)
     counts = [members.run.stream_count]
@@ -592,7 +599,7 @@ def test_a_stream_with_rounds_does_not_wait_for_those_without() -> None:
     worker.contribute(Spec(key=key_of_slot(0, slots), count=1), data=bytes(4), route=1)
     assert len(members.run.open) == 1
     live = members.run.route.live
-    out = members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    out = members.run.move(route_of(2, live), members.run.view)
     (freed,) = (output.buffers for output in out if isinstance(output, events.Free))
     assert len(freed) == 1 and not len(members.run.open) and members.run.is_behind
 
@@ -604,7 +611,7 @@ def test_a_run_that_ends_takes_streams_apart_that_have_moved() -> None:
     for home in range(slots):
         hear_of(worker, home)
     live = members.run.route.live
-    members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    members.run.move(route_of(2, live), members.run.view)
     assert members.run.is_behind
     members.run.drop_all()
     assert len(members.run.idle._ended) == slots and not members.run.is_behind
@@ -758,7 +765,7 @@ def test_a_map_with_more_values_than_any_message_has_is_refused() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 100])
 def test_stable_is_the_least_done_of_all_ranks(world: int) -> None:
-    key, done, rng = KeyRounds(1, world), [0] * world, random.Random(world)
+    key, done, rng = KeyRounds(1, View(world)), [0] * world, random.Random(world)
     for _ in range(2_000):
         rank, position = rng.randrange(world), rng.randrange(1, 60)
         before = min(done)
@@ -772,7 +779,7 @@ def test_what_one_rank_reports_costs_no_more_for_all_the_others() -> None:
     """Regression: each entry of the slowest rank searched the minimum of all ranks."""
 
     def last_of(world: int) -> float:
-        key = KeyRounds(1, world)
+        key = KeyRounds(1, View(world))
         for rank in range(1, world):
             key.take_done(rank, 1 << 60)
         numbers = iter(range(1, 1 << 30))

@@ -24,6 +24,7 @@ from reducer.core.limits.charges import STREAM, Records
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Stream
+from reducer.core.rounds.view import View
 from reducer.core.surface import events
 from reducer.server.data.cells import Store
 from reducer.wire import messages
@@ -56,7 +57,7 @@ def a_key(before: int, call: int) -> bool:
     idle = IdleKeys()
     records = Records("job", 1 << 20, idle.take_apart)
     records.take(STREAM)
-    table = KeyTable("job", 2, 100, False, records, idle, Untold())
+    table = KeyTable("job", View(2), 100, False, records, idle, Untold())
     for id_ in range(before):
         table.open(id_, 0.0)
     used = records.used

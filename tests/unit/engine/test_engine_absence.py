@@ -8,6 +8,7 @@ import pytest
 from reducer.core.limits.budget import RankLimits
 from reducer.core.members.roster import Members
 from reducer.core.rounds.chunk_owners import Route
+from reducer.core.rounds.view import View
 from reducer.core.runs.run import Run
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.settings import LaneSettings
@@ -33,7 +34,8 @@ from tests.support.one_worker import (
 def _run(world_size: int) -> Run:
     route, limits = Route.first((1,)), RankLimits(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
     settings = LaneSettings(0, 1, bytes(16), ROOMY, crc32c, lambda *_: 4)
-    return Run(Terms(1, "job", "run", 0, world_size, TABLE), settings, route, limits)
+    terms = Terms(1, "job", "run", 0, world_size, TABLE)
+    return Run(terms, settings, route, View(world_size), limits)
 
 
 def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:

@@ -116,10 +116,7 @@ def test_a_run_that_two_lanes_name_differently_is_an_error_that_both_are_told() 
             {"reducer": 1, "slot": 0},
             "slot 0, expected any slot but 0, which reducer r0 (lane 0) has",
         ),
-        (
-            {"lane": 1, "epoch": 1},
-            "another chunk table, epoch or other weights than reducer r0 (lane 0), expected",
-        ),
+        ({"lane": 1, "epoch": 1}, "epoch 1, expected 0 of its lost ranks"),
     ],
 )
 def test_what_a_second_lane_says_otherwise_is_named(second: dict[str, Any], text: str) -> None:

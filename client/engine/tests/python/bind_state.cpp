@@ -96,6 +96,17 @@ class PyState {
     state_.leave(now);
   }
 
+  nb::bytes view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) {
+    const std::string view = state_.view_without(ranks, epoch);
+    return nb::bytes(view.data(), view.size());
+  }
+
+  void install(nb::bytes view, double now) {
+    now_ = now;
+    if (auto failure = state_.install({view.c_str(), view.size()}, now)) raise(*failure);
+    loop_.discard_unwanted();
+  }
+
   std::unique_ptr<PyOperation> submit(int collective, int op, int dtype, bool wide,
                                       const std::string& key, int64_t root, uint64_t count,
                                       nb::object source, nb::object target, bool notify,
@@ -145,7 +156,7 @@ void bind_state(nb::module_& m) {
              double silence, double reducer_wait, double leave_wait,
              std::optional<nb::bytes> incarnation, uint32_t digest_every, double worker_silence,
              const std::vector<uint32_t>& weights, const std::vector<std::vector<uint32_t>>& hosted,
-             uint32_t min_reducers) {
+             uint32_t min_reducers, bool elastic) {
             Options options;
             for (uint32_t i = 0; i < reducers; ++i) {
               options.addresses.push_back("r" + std::to_string(i));
@@ -164,6 +175,7 @@ void bind_state(nb::module_& m) {
             options.weights = weights;
             options.hosted = hosted;
             options.min_reducers = min_reducers;
+            options.elastic = elastic;
             options.incarnation = std::string(16, static_cast<char>('A' + rank % 26));
             store(reinterpret_cast<uint8_t*>(options.incarnation.data()), rank);
             if (incarnation) options.incarnation = {incarnation->c_str(), incarnation->size()};
@@ -176,7 +188,8 @@ void bind_state(nb::module_& m) {
           nb::arg("reducer_wait") = 30.0, nb::arg("leave_wait") = 10.0,
           nb::arg("incarnation").none() = nb::none(), nb::arg("digest_every") = 0,
           nb::arg("worker_silence") = 5.0, nb::arg("weights") = std::vector<uint32_t>(),
-          nb::arg("hosted") = std::vector<std::vector<uint32_t>>(), nb::arg("min_reducers") = 1)
+          nb::arg("hosted") = std::vector<std::vector<uint32_t>>(), nb::arg("min_reducers") = 1,
+          nb::arg("elastic") = false)
       .def("wanted", &PyState::wanted)
       .def("opened", &PyState::opened, nb::arg("reducer"), nb::arg("lane"), nb::arg("now"))
       .def("incoming", &PyState::incoming, nb::arg("reducer"), nb::arg("lane"), nb::arg("data"),
@@ -196,6 +209,10 @@ void bind_state(nb::module_& m) {
            nb::arg("priority") = 0)
       .def("take_reports", [](PyState& self) { return self.state().take_reports(); })
       .def("counters", [](PyState& self) { return self.state().counters(); })
+      .def("view_without", &PyState::view_without, nb::arg("ranks"), nb::arg("epoch"))
+      .def("install", &PyState::install, nb::arg("view"), nb::arg("now"))
+      .def_prop_ro("view", [](PyState& self) { return losses_of(self.state().route()); })
+      .def_prop_ro("lost", [](PyState& self) { return lost_ranks(self.state().lost()); })
       .def_prop_ro("route", &PyState::route)
       .def_prop_ro("suspected", &PyState::suspected)
       .def_prop_ro("joined", [](PyState& self) { return self.state().joined(); })

@@ -15,6 +15,7 @@ from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS
 from reducer.core.limits.charges import PLAN, STREAM, Records, text_bytes
 from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
+from reducer.core.rounds.view import View
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.keys import key_id, position
@@ -260,7 +261,7 @@ def test_a_heartbeat_counts_for_each_key_once() -> None:
     """Each entry that counts may walk all rounds of its key."""
     idle = IdleKeys()
     records, untold = Records("j", 1 << 20, idle.take_apart), Untold()
-    table = KeyTable("j", 2, 10, moved=True, records=records, idle=idle, untold=untold)
+    table = KeyTable("j", View(2), 10, moved=True, records=records, idle=idle, untold=untold)
     payload = b"".join(struct.pack("<QQ", key, done) for key in (1, 2) for done in (4, 9, 7))
     found = [(key.id, done) for key, done in table.entries(memoryview(payload), 0, 0.0)]
     assert found == [(1, 9), (2, 9)]
@@ -270,7 +271,7 @@ def test_a_key_of_which_nobody_was_told_stays_in_the_account() -> None:
     """Regression: such keys were kept uncharged to be told: 7 MB a second."""
     idle = IdleKeys()
     records, untold = Records("j", 1 << 20, idle.take_apart), Untold()
-    table = KeyTable("j", 1, 10, moved=True, records=records, idle=idle, untold=untold)
+    table = KeyTable("j", View(1), 10, moved=True, records=records, idle=idle, untold=untold)
     for id_ in (1, 2):
         table.report(table.open(id_, 0.0), 0, 1)
     used = records.used

@@ -17,6 +17,7 @@ from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.key import Key
 from reducer.core.rounds.key_table import IdleKeys
 from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step, StreamRounds
+from reducer.core.rounds.view import View
 from reducer.core.surface import events
 from reducer.core.surface.events import Send
 from reducer.kernels import load
@@ -111,9 +112,9 @@ def test_every_illegal_step_is_a_bug_of_ours() -> None:
     records = Records("j", 1 << 20, idle.take_apart)
     place = Owners(Route.first((1,))).place(0, 0, 0)
     assert place is not None
-    stream = StreamRounds(0, 0, place, records, HeldBytes())
+    stream = StreamRounds(0, 0, place, records, HeldBytes(), View(2))
     for phase, step in itertools.product(Phase, Step):
-        chunk = Chunk(Round(stream, Key(1, 2), 0, 2, 0.0), 0, 4_096, 2)
+        chunk = Chunk(Round(stream, Key(1, View(2)), 0, 0.0), 0, 4_096)
         chunk.phase = phase
         if (phase, step) in TRANSITIONS:
             chunk.step(step)
@@ -362,7 +363,13 @@ BARRIER = Spec(collective=Collective.BARRIER, op=ReduceOp.NONE)
     ("spec", "chunk", "fields", "size", "text"),
     [
         (Spec(), 0, {"rank": 1}, 32, "a contribution of rank 1 came from rank 0"),
-        (Spec(), 0, {"epoch": 1}, 32, "rank 0 sent epoch 1, expected 0"),
+        (
+            Spec(),
+            0,
+            {"epoch": 1},
+            32,
+            "rank 0 sent a frame of epoch 1 before the route",
+        ),
         (Spec(), 1, {}, 32, "rank 0 sent chunk 1 of {round}, expected 0 to 0"),
         (Spec(), 0, {}, 31, "rank 0 sent 31 bytes for chunk 0 of {round}, expected 32"),
         (Spec(), 0, {}, 0, "rank 0 sent 0 bytes for chunk 0 of {round}, expected 32"),
