@@ -103,6 +103,10 @@ class PeerLostError(RoundError):
     code = ErrorCode.PEER_LOST
 
 
+class ExcludedError(PeerLostError):
+    """The other ranks go on without this one."""
+
+
 class InternalError(ReductionError):
     """A bug in this program."""
 

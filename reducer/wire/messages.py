@@ -361,12 +361,16 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """`rank` cannot reach `slot`; `route` is the newest route that `rank` knows."""
+    """`rank` cannot reach `slot`; `route` is the newest route that `rank` knows.
+
+    `restarted`: a lane of the slot answers, but has lost the streams of the rank.
+    """
 
     rank: int = _wire(_RANK)
     slot: int = _wire(_integer(0, MAX_REDUCERS - 1))
     route: int = _wire(_ROUTE)
     reason: str = _wire(_text(MAX_TEXT_BYTES), default="")
+    restarted: bool = _wire(_boolean, default=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from tests.support.counts import draws
 from tests.support.interpreted import run_interpreted
 
 SEEDS = draws(3, 100)  # the first storm shows each missing rule
+SEEDS_OF_VIEWS = draws(10, 400)
+FIRST = {"one_view": 1_915}  # two views at once are rare
 ROUNDS = 10
 
 
@@ -94,7 +96,7 @@ def telling_again() -> None:
 def moving() -> None:
     from reducer.core.runs.run import Run
 
-    Run.move = lambda self, route: []  # type: ignore[method-assign]
+    Run.move = lambda self, route, view: []  # type: ignore[method-assign]
 
 
 def incarnation() -> None:
@@ -114,6 +116,72 @@ def incarnation() -> None:
     simfaults.NEW_INCARNATIONS = False
 
 
+def move_of_all() -> None:
+    """A lane keeps what the survivors had contributed before the view."""
+    from reducer.core.rounds.stream import Streams
+
+    before = Streams.move
+
+    def move(self: Streams, route: Any, view: Any) -> Any:
+        kept = dict(self._by_home)
+        moved = before(self, route, view)
+        for home, stream in kept.items():
+            self._by_home[home] = stream
+            stream.view, stream.since = view, route.since[home]
+        return [stream for stream in moved if stream not in kept.values()]
+
+    Streams.move = move  # type: ignore[method-assign]
+
+
+def xor() -> None:
+    """A lane counts the result that a rank holds as the contribution of the rank."""
+    from tests.support.simlane import Flag, SimSession
+
+    before = SimSession._handle
+
+    def handle(self: SimSession, frame: Any) -> None:
+        if frame.header.flags & Flag.HELD:
+            frame = type(frame)(frame.header.replace(flags=0, stable=0), frame.payload)
+        before(self, frame)
+
+    SimSession._handle = handle  # type: ignore[method-assign]
+
+
+def one_view() -> None:
+    """The registry takes every view that it is given: two views get one epoch."""
+    from tests.support.simelastic import SimRegistry
+
+    def cas(self: SimRegistry, epoch: int, view: bytes) -> bool:
+        self.epoch, self.view = epoch + 1, view
+        return True
+
+    SimRegistry.cas = cas  # type: ignore[method-assign]
+
+
+def stable_of_the_view() -> None:
+    """The position of a rank that is out counts for `stable`."""
+    from reducer.core.rounds.view import View
+
+    View.first_tree = lambda self: [0] * (2 * self.world_size)  # type: ignore[method-assign]
+
+
+def origin() -> None:
+    """A result that a rank has sent names the present epoch instead of its own."""
+    from reducer.core.rounds.round import Chunk
+
+    before = Chunk.adopt
+
+    def adopt(self: Chunk, rank: int, header: Any, buffer: Any, now: float) -> Any:
+        freed = before(self, rank, header, buffer, now)
+        self.origin = self.round.stream.view.epoch
+        return freed
+
+    Chunk.adopt = adopt  # type: ignore[method-assign]
+
+
+OF_VIEWS = {
+    rule.__name__: rule for rule in (move_of_all, xor, one_view, stable_of_the_view, origin)
+}
 RULES = {
     rule.__name__: rule
     for rule in (
@@ -134,12 +202,16 @@ def main() -> int:
     from reducer.wire.errors import InternalError
     from tests.support.simcluster import StuckError
     from tests.support.storm import Storm
+    from tests.support.worker_storm import WorkerStorm
 
-    if len(sys.argv) > 1:
-        RULES[sys.argv[1]]()
+    rule = sys.argv[1] if len(sys.argv) > 1 else ""
+    storm: Any = WorkerStorm if rule in OF_VIEWS else Storm
+    if rule:
+        {**RULES, **OF_VIEWS}[rule]()
     try:
-        for seed in range(SEEDS):
-            Storm(seed, ROUNDS).run()
+        first = FIRST.get(rule, 0)
+        for seed in range(first, first + (SEEDS_OF_VIEWS if rule in OF_VIEWS else SEEDS)):
+            storm(seed, ROUNDS).run()
     except (AssertionError, InternalError, StuckError) as error:
         print(f"seed {seed}: {str(error)[:200]}")
         return 1

@@ -18,7 +18,17 @@ from reducer.wire.messages import ChunkTable
 from tests.support.simlane import SimLane, SimSession
 
 # Settings of a cluster that are not settings of its lanes.
-OF_THE_JOB = {"table", "seed", "kernels", "job", "silence", "digest_every", "weights", "hosted"}
+OF_THE_JOB = {
+    "table",
+    "seed",
+    "kernels",
+    "job",
+    "silence",
+    "digest_every",
+    "weights",
+    "hosted",
+    "elastic",
+}
 
 
 class StuckError(Exception):
@@ -40,6 +50,7 @@ class SimCluster:
         digest_every: int = 0,
         weights: tuple[int, ...] = (),
         hosted: tuple[tuple[int, ...], ...] = (),
+        elastic: bool = False,
         **lane_settings: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -68,6 +79,7 @@ class SimCluster:
                 digest_every=digest_every,
                 weights=list(weights) if rank == 0 else [],
                 hosted=hosted,
+                elastic=elastic,
             )
             for rank in range(world_size)
         ]

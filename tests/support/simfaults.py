@@ -37,8 +37,9 @@ class FaultyCluster(SimCluster):
         ] = []  # the lane does not know of these ends yet
         self._starts = 0
         self._bodies: dict[tuple[int, int, int, int], int] = {}
+        self._held_in: dict[tuple[int, int, int, int], int] = {}
         for lane in self.lanes.values():
-            lane.bodies = self._bodies
+            lane.bodies, lane.held_in = self._bodies, self._held_in
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class FaultyCluster(SimCluster):
                 **keep,
             )
             born.now = self.now
-            born.bodies = self._bodies
+            born.bodies, born.held_in = self._bodies, self._held_in
             self.lanes[slot, lane] = born
 
     def _incarnation(self, slot: int, lane: int) -> bytes:
@@ -124,7 +125,7 @@ class FaultyCluster(SimCluster):
                 if session is not None:
                     self._end((rank, slot, lane), session)
                 state.closed(slot, lane, "dropped", self.now)
-        for rank, slot, session in [end for end in self._closed if self._moves(*end[:2])]:
+        for rank, slot, session in [end for end in self._closed if self._hears(*end[:2])]:
             self._closed.remove((rank, slot, session))
             if session.lane in self.lanes.values():
                 session.disconnect("the worker closed the connection")
@@ -134,6 +135,10 @@ class FaultyCluster(SimCluster):
         return slot not in self.frozen
 
     def _moves(self, rank: int, slot: int) -> bool:
+        return self._hears(rank, slot)
+
+    def _hears(self, rank: int, slot: int) -> bool:
+        """Whether the reducer's machine learns that a connection of the rank has ended."""
         return slot not in self.frozen and (rank, slot) not in self.cut_off
 
     def _connect(self) -> None:

@@ -13,7 +13,7 @@ from reducer.kernels import KernelSet, load
 from reducer.server.data.executor import failure_of, folded, reduced
 from reducer.server.pipe.reports import put_together
 from reducer.server.pipe.snapshot import LaneNumbers, LaneReport, Snapshot, Usage
-from reducer.wire.codes import ITEM_SIZES, MAX_REDUCERS, MessageKind
+from reducer.wire.codes import ITEM_SIZES, MAX_REDUCERS, Flag, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header
@@ -151,6 +151,7 @@ class SimLane:
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are not sent
         # CRCs of one job's contributions on all its lanes, by key, round, chunk and rank.
         self.bodies: dict[tuple[int, int, int, int], int] | None = None
+        self.held_in: dict[tuple[int, int, int, int], int] = {}  # epoch of the first HELD, too
         self.inject: Callable[[events.Output | int], None] = lambda what: None
         self._opened = 0
         self._behind: dict[int, None] = {}  # sessions that need turns
@@ -220,6 +221,15 @@ class SimLane:
         if self.bodies is None:
             return
         id_ = (header.key, header.round, header.chunk, header.rank)
+        held = header.flags & Flag.HELD
+        epoch = self.held_in.get(id_, header.epoch)
+        assert held or header.epoch <= epoch, (
+            f"I4: rank {header.rank} sent the result of {id_[:3]} in epoch {epoch}, and then a "
+            f"contribution in epoch {header.epoch}"
+        )
+        if held:
+            self.held_in[id_] = min(epoch, header.epoch)
+            return
         before = self.bodies.setdefault(id_, header.payload_crc)
         assert before == header.payload_crc, f"I4: rank {header.rank} sent two bodies of {id_[:3]}"
 

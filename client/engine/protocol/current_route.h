@@ -31,6 +31,7 @@ class CurrentRoute {
 
   bool live(const Reducer& reducer) const { return route_.live[reducer.slot] != 0; }
   bool live(uint32_t slot) const { return route_.live[slot] != 0; }
+  const Reducer& at_slot(uint32_t slot) const { return lanes_.reducers()[by_slot_[slot]]; }
   Reducer& at_slot(uint32_t slot) { return lanes_.reducers()[by_slot_[slot]]; }
   // Returns the number of the reducer's lanes that the route uses; 0 if its slot is out.
   uint32_t lanes_in_use(const Reducer& reducer) const {

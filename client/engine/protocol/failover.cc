@@ -126,7 +126,12 @@ void Failover::apply(const Route& route, double now) {
   for (Lane* lane : lanes_.all()) {
     if (lane->usable()) positions_.maybe_heartbeat(lane, now);
   }
-  if (new_view) end_uneven(now);
+  if (!new_view) return;
+  end_uneven(now);
+  for (Lane* lane : lanes_.all()) {  // a lane where the run forms learns the view from a new HELLO
+    if (lane->phase == Lane::Phase::kHello || lane->phase == Lane::Phase::kPending)
+      lanes_.drop(lane, "ranks were lost while it formed the run", now);
+  }
 }
 
 void Failover::move_key(KeyRecord* record, const std::vector<bool>& moved, double now) {

@@ -72,6 +72,7 @@ std::optional<Failure> Joining::on_pending(Lane* lane, std::string_view payload,
   const uint32_t lanes = pending.lanes;
   const std::string incarnation = pending.incarnation;
   lane->pending = std::move(pending);
+  lane->pending_at = now;
   if (run_.joined && lane->bound)
     suspicions_.suspect(lane, "it has lost its state of the run", now);
   return learn_lanes(lane, lanes, incarnation);

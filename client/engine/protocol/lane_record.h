@@ -50,6 +50,7 @@ struct Lane {
   uint32_t attempts = 0;  // connection attempts since the last WELCOME
   uint32_t strikes = 0;   // connection errors since its last result
   Pending pending;
+  double pending_at = 0;  // when the last PENDING came: the absent ranks are the same since
   Welcome welcome;
 
   // The instance of the run that holds the lane's streams: named by the first WELCOME after a route

@@ -11,6 +11,8 @@ namespace {
 // A lane of a reducer that has been out of reach for this many seconds need not confirm that a rank
 // is absent.
 constexpr double kUnreachedReducer = 5.0;
+// Seconds in which ranks come back to a lane that was restarted.
+constexpr double kReturn = 3.0;
 
 }  // namespace
 
@@ -24,6 +26,26 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
   lane->absence = std::move(absence);
   watch(now);
   return std::nullopt;
+}
+
+// Why the rank is absent, as far as the lane tells; null if it is not. A lane that has lost its
+// state of the run tells whom it waits for, and gives the others time to come back.
+const std::string* LostRanks::absence_at(const Lane& lane, uint32_t rank, double now) const {
+  static const std::string not_back = "it has not come back to a reducer that was restarted";
+  if (lane.phase == Lane::Phase::kPending) {
+    const auto& absent = lane.pending.absent;
+    const bool is_absent = std::find(absent.begin(), absent.end(), rank) != absent.end();
+    return is_absent && now - lane.pending_at >= kReturn ? &not_back : nullptr;
+  }
+  const auto& absent = lane.absence.absent;
+  const auto found = std::find_if(absent.begin(), absent.end(),
+                                  [rank](const auto& entry) { return entry.first == rank; });
+  return found == absent.end() ? nullptr : &found->second;
+}
+
+// Whether the lane can tell who is absent.
+bool LostRanks::testifies(const Lane& lane) const {
+  return lane.reached() || (run_.options.elastic && lane.phase == Lane::Phase::kPending);
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
@@ -41,14 +63,14 @@ std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) con
     if (!current_route_.live(reducer) || biased(reducer)) continue;
     const bool long_ago =
         reducer.unreached_at >= 0 && now - reducer.unreached_at >= kUnreachedReducer;
-    if (!reducer.reached() && !long_ago) return std::nullopt;
+    const bool whole = std::all_of(reducer.lanes.begin(), reducer.lanes.end(),
+                                   [this](const auto& lane) { return testifies(*lane); });
+    if (!whole && !long_ago) return std::nullopt;
     for (const auto& lane : reducer.lanes) {
-      if (!lane->reached()) continue;
-      const auto& absent = lane->absence.absent;
-      const auto found = std::find_if(absent.begin(), absent.end(),
-                                      [rank](const auto& entry) { return entry.first == rank; });
-      if (found == absent.end()) return std::nullopt;
-      if (!reason) reason = found->second;
+      if (!testifies(*lane)) continue;
+      const std::string* why = absence_at(*lane, rank, now);
+      if (why == nullptr) return std::nullopt;
+      if (!reason) reason = *why;
     }
   }
   return reason;
@@ -65,6 +87,12 @@ void LostRanks::watch(double now) {
 
 void LostRanks::find_lost(double now) {
   for (const Lane* lane : lanes_.all()) {
+    if (lane->phase == Lane::Phase::kPending && testifies(*lane)) {
+      for (const uint32_t rank : lane->pending.absent) {
+        if (const auto reason = lost_reason(rank, now))
+          note(rank, "lost", run_.rank_of_job(rank) + " is lost: " + *reason);
+      }
+    }
     if (!lane->usable()) continue;
     for (const auto& [rank, why] : lane->absence.absent) {
       if (const auto reason = lost_reason(rank, now))
@@ -83,6 +111,15 @@ void LostRanks::note(uint32_t rank, const std::string& reason, const std::string
                                  [rank](const LostRank& lost) { return lost.rank == rank; });
   if (known || rank == run_.options.rank || current_route_.route().is_out(rank)) return;
   lost_.push_back({rank, reason, message});
+}
+
+std::vector<LostRank> LostRanks::lost() const {
+  std::vector<LostRank> lost = lost_;
+  const auto is_out = [this](const LostRank& each) {
+    return current_route_.route().is_out(each.rank);
+  };
+  lost.erase(std::remove_if(lost.begin(), lost.end(), is_out), lost.end());
+  return lost;
 }
 
 // Whether all other ranks have left, as far as the lanes report. True if no lane is connected.

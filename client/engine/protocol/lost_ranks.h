@@ -26,12 +26,14 @@ class LostRanks {
   // Looks for ranks that are lost, or have left while open rounds need them. Ends the run if there
   // is one, unless the run is elastic.
   void watch(double now);
-  const std::vector<LostRank>& lost() const { return lost_; }  // of an elastic run
+  std::vector<LostRank> lost() const;  // of an elastic run: those that are not out of it yet
   bool others_have_left() const;
 
  private:
   void find_lost(double now);
   void note(uint32_t rank, const std::string& reason, const std::string& message);
+  bool testifies(const Lane& lane) const;
+  const std::string* absence_at(const Lane& lane, uint32_t rank, double now) const;
   std::optional<std::string> lost_reason(uint32_t rank, double now) const;
 
   Run& run_;

@@ -16,10 +16,8 @@ constexpr double kSteady = 60.0;  // after so many seconds in the route, patienc
 // Whether all its lanes are connected but have lost their state of the run.
 bool LostReducers::is_new(const Reducer& reducer) const {
   const auto& lanes = reducer.lanes;
-  return reducer.all_welcomed() &&
-         std::any_of(lanes.begin(), lanes.end(), [](const auto& l) { return l->restarted; }) &&
-         std::none_of(lanes.begin(), lanes.end(),
-                      [](const auto& l) { return l->silent || l->drains; });
+  return may_begin_again(reducer.slot) &&
+         std::any_of(lanes.begin(), lanes.end(), [](const auto& l) { return l->restarted; });
 }
 
 // Whether another live slot is left that this worker can reach.
@@ -29,6 +27,13 @@ bool LostReducers::may_put_out(uint32_t slot) const {
     return other.slot != slot && current_route_.live(other) &&
            current_route_.suspicious(other) == nullptr && other.reached();
   });
+}
+
+bool LostReducers::may_begin_again(uint32_t slot) const {
+  const Reducer& reducer = current_route_.at_slot(slot);
+  return current_route_.live(slot) && reducer.all_welcomed() &&
+         std::none_of(reducer.lanes.begin(), reducer.lanes.end(),
+                      [](const auto& lane) { return lane->silent || lane->drains; });
 }
 
 bool LostReducers::may_take_in(const Reducer& reducer, double now) const {

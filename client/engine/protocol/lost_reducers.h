@@ -12,7 +12,7 @@ namespace ors {
 
 class LostReducers {
  public:
-  LostReducers(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Failover* failover,
+  LostReducers(const Run* run, Lanes* lanes, CurrentRoute* current_route, Failover* failover,
                Reports* reports)
       : run_(*run),
         lanes_(*lanes),
@@ -22,6 +22,9 @@ class LostReducers {
 
   void decide(double now);  // does nothing on other ranks
   bool may_put_out(uint32_t slot) const;
+  // A live slot has lost the streams of another rank: they begin anew in the same place.
+  bool may_begin_again(uint32_t slot) const;
+  void begin_again(uint32_t slot, double now) { take_in(&current_route_.at_slot(slot), now); }
   void put_out(Reducer* reducer, const std::string& why, double now);
 
  private:
@@ -32,7 +35,7 @@ class LostReducers {
 
   const Run& run_;
   Lanes& lanes_;
-  const CurrentRoute& current_route_;
+  CurrentRoute& current_route_;
   Failover& failover_;
   Reports& reports_;
 };

@@ -48,6 +48,14 @@ class Fields {
     return *this;
   }
 
+  Fields& boolean(const char* name, bool* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kBool) return fail(quoted(name) + " is not true or false");
+    *out = value->boolean;
+    return *this;
+  }
+
   Fields& text(const char* name, std::string* out, size_t most) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
@@ -281,7 +289,8 @@ std::string encode_suspect(const Suspicion& suspicion) {
   return packed({{"rank", Value::of(suspicion.rank)},
                  {"slot", Value::of(suspicion.slot)},
                  {"route", Value::of(suspicion.route)},
-                 {"reason", Value::str(clipped(suspicion.reason, kMaxReason))}});
+                 {"reason", Value::str(clipped(suspicion.reason, kMaxReason))},
+                 {"restarted", Value::of_bool(suspicion.restarted)}});
 }
 
 std::string decode_pending(std::string_view payload, Pending* out) {
@@ -380,6 +389,7 @@ std::string decode_suspect(std::string_view payload, Suspicion* out) {
       .number("slot", &out->slot, 0, kMaxReducers - 1)
       .number("route", &out->route, 0, kAny32)
       .text("reason", &out->reason, kMaxTextBytes)
+      .boolean("restarted", &out->restarted)
       .wrong();
 }
 

@@ -77,6 +77,7 @@ struct Suspicion {
   uint32_t slot = 0;
   uint32_t route = 0;
   std::string reason;
+  bool restarted = false;  // a lane of the slot has lost the streams of this rank
 };
 
 struct Absence {

@@ -117,7 +117,7 @@ class State {
   bool has_byte_work(uint32_t loop = 0) const { return lanes_.has_byte_work(loop); }
 
   // --- the view of an elastic run ---
-  const std::vector<LostRank>& lost() const { return lost_ranks_.lost(); }
+  std::vector<LostRank> lost() const { return lost_ranks_.lost(); }
   // Returns a ROUTE without these ranks, for the registry to decide on.
   std::string view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) const;
   std::optional<Failure> install(std::string_view view, double now);  // what was decided

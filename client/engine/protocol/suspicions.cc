@@ -34,7 +34,7 @@ void Suspicions::queue_suspect(Reducer* reducer, double now) {
   if (current_route_.made_by(run_.options.rank)) return;
   const Lane* lane = current_route_.suspicious(*reducer);
   const Suspicion suspicion = {run_.options.rank, reducer->slot, current_route_.route().number,
-                               lane->name + ": " + lane->suspicion};
+                               lane->name + ": " + lane->suspicion, lane->restarted};
   lanes_.queue_on_welcomed({kSuspect}, encode_suspect(suspicion));
 }
 
@@ -46,8 +46,12 @@ std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view paylo
   if (!current_route_.made_by(run_.options.rank) || !run_.joined ||
       slot >= current_route_.route().slots())
     return std::nullopt;
-  if (suspicion.route < current_route_.route().since[slot] || !lost_reducers_.may_put_out(slot))
+  if (suspicion.route < current_route_.route().since[slot]) return std::nullopt;
+  if (suspicion.restarted && lost_reducers_.may_begin_again(slot)) {
+    lost_reducers_.begin_again(slot, now);
     return std::nullopt;
+  }
+  if (!lost_reducers_.may_put_out(slot)) return std::nullopt;
   lost_reducers_.put_out(&current_route_.at_slot(slot),
                          "rank " + std::to_string(suspicion.rank) + ": " + suspicion.reason, now);
   return std::nullopt;

@@ -7,7 +7,7 @@ from typing import Final
 from reducer.core.rounds.view import View
 from reducer.wire import messages
 from reducer.wire.codes import PROTOCOL_MAJOR
-from reducer.wire.errors import JoinError, PeerLostError
+from reducer.wire.errors import ExcludedError, JoinError
 from reducer.wire.keys import run_title, split_run_id
 from reducer.wire.losses import parse_losses
 
@@ -23,9 +23,8 @@ def forming_id(hello: messages.Hello) -> FormingId:
     return hello.job, hello.run_id if named else "", hello.rejoin
 
 
-def excluded(title: str) -> PeerLostError:
-    """What a rank gets that the others have excluded."""
-    return PeerLostError(
+def excluded(title: str) -> ExcludedError:
+    return ExcludedError(
         f"the other ranks of job {title!r} took this rank for lost and go on without it: join the "
         "job again from a new process"
     )

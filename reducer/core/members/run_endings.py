@@ -20,6 +20,7 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.errors import (
     PEER_ERRORS,
+    ExcludedError,
     IntegrityError,
     InternalError,
     PeerLostError,
@@ -208,7 +209,8 @@ class Refusals:
         """Send an ERROR to a session and end it."""
         if peer.state == SessionState.CLOSED:
             return []
-        message = messages.Error(int(error.code), str(error)[:4_000])
+        reason = "excluded" if isinstance(error, ExcludedError) else ""
+        message = messages.Error(int(error.code), str(error)[:4_000], reason=reason)
         self._endings.errors[error.code] += 1
         about = {**peer.about(), "code": error.code.name.lower()}
         log = Log(peer.run_number, logging.WARNING, f"{peer}: {error}", about)

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from tests.support.broken import RULES
+from tests.support.broken import OF_VIEWS, RULES
 from tests.support.cluster import ROOT, environment
 from tests.support.counts import draws
 from tests.support.storm import Storm
+from tests.support.worker_storm import WorkerStorm
 
 ROUNDS = 100
 
@@ -29,6 +30,16 @@ def test_no_storm_breaks_a_law(first: int) -> None:
         assert storm.laws.checked >= ROUNDS, "no freed chunk was checked"
 
 
+@pytest.mark.parametrize("first", range(0, draws(20, 1_000), 20))
+def test_ranks_that_are_lost_break_no_law(first: int) -> None:
+    shrunk = mixed = 0
+    for seed in range(first, first + 20):
+        storm = WorkerStorm(seed)
+        storm.run()
+        shrunk, mixed = shrunk + storm.shrunk, mixed + storm.mixed
+    assert shrunk > 500 and mixed > 20, "hardly any sum was made without a rank"
+
+
 def test_a_lane_that_was_frozen_and_then_cut_off_calls_nobody_lost() -> None:
     """In storm 859 the only lane is frozen for 2.8 s, and then does not hear rank 0 for 3 s."""
     Storm(859, ROUNDS).run()
@@ -41,7 +52,7 @@ def broken(*rule: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *OF_VIEWS])
 def test_a_missing_rule_shows(rule: str) -> None:
     ended = broken(rule)
     assert ended.returncode == 1 and ended.stdout.startswith("seed"), ended
