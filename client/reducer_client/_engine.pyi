@@ -136,6 +136,10 @@ class Engine:
 
         If this rank is not in it, the group has failed.
         """
+    def promise(self, epoch: int) -> None:
+        """Take no view of an epoch below this one but the present view, wherever it comes from."""
+    def lose(self, rank: int, message: str) -> None:
+        """End the run on this rank, because another one is lost. Every call raises PeerLostError."""
     @property
     def view(self) -> list[tuple[int, int]]:
         """(epoch, rank) of each rank that is out, in order."""

@@ -156,6 +156,20 @@ std::optional<Failure> Engine::install(const std::string& view) {
   return failure;
 }
 
+void Engine::promise(uint32_t epoch) {
+  const auto lock = shared_.lock();
+  state_.promise(epoch);
+}
+
+void Engine::fail(const Failure& cause) {
+  {
+    const Change change(&shared_, nullptr);
+    state_.fail(cause);
+    shared_.changed.notify_all();
+  }
+  shared_.wake_all();
+}
+
 Route Engine::route() {
   const auto lock = shared_.lock();
   return state_.route();

@@ -17,7 +17,7 @@ std::optional<Failure> Failover::on_route(Lane* lane, std::string_view payload, 
 }
 
 std::optional<Failure> Failover::learn(const Route& route, const Lane& from, double now) {
-  if (route.order() <= current_route_.route().order()) return std::nullopt;
+  if (!news(route)) return std::nullopt;
   if (auto failure = check(route, from.name)) return failure;
   apply(route, now);
   return std::nullopt;
@@ -27,10 +27,15 @@ std::optional<Failure> Failover::install(std::string_view payload, double now) {
   Route route;
   const std::string wrong = decode_route(payload, &route);
   if (!wrong.empty()) return Failure(ErrorCode::kProtocol, "a view of the registry: " + wrong);
-  if (route.order() <= current_route_.route().order()) return std::nullopt;
+  if (!news(route)) return std::nullopt;
   if (auto failure = check(route, "the registry")) return failure;
   apply(route, now);
   return std::nullopt;
+}
+
+bool Failover::news(const Route& route) const {
+  const bool is_void = route.epoch() != current_route_.epoch() && route.epoch() < promised_;
+  return route.order() > current_route_.route().order() && !is_void;
 }
 
 std::optional<Failure> Failover::check(const Route& route, const std::string& from) const {

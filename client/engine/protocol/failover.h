@@ -7,6 +7,7 @@
 // abandoned rounds), even if this rank holds the result already, because other ranks may not.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -29,6 +30,9 @@ class Failover {
 
   std::optional<Failure> on_route(Lane* lane, std::string_view payload, double now);
   std::optional<Failure> learn(const Route& route, const Lane& from, double now);
+  // From now on, views of an epoch below this one are ignored, wherever they come from. A registry
+  // that has lost its state may have decided them.
+  void promise(uint32_t epoch) { promised_ = std::max(promised_, epoch); }
   // Takes the first route of a view that the registry has decided.
   std::optional<Failure> install(std::string_view payload, double now);
   void apply(const Route& route, double now);
@@ -45,6 +49,7 @@ class Failover {
   void resend_control(Lane* lane, double now);
 
  private:
+  bool news(const Route& route) const;
   std::optional<Failure> check(const Route& route, const std::string& from) const;
   void end_uneven(double now);
   Failure excluded() const;
@@ -62,6 +67,7 @@ class Failover {
   Keys& keys_;
   Positions& positions_;
   Rounds& rounds_;
+  uint32_t promised_ = 0;
 };
 
 }  // namespace ors

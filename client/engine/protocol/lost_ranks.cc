@@ -43,9 +43,11 @@ const std::string* LostRanks::absence_at(const Lane& lane, uint32_t rank, double
   return found == absent.end() ? nullptr : &found->second;
 }
 
-// Whether the lane can tell who is absent.
+// Whether the lane can tell who is absent. In an elastic run, so can a lane that was restarted: the
+// rank that makes the routes may be the one that is lost.
 bool LostRanks::testifies(const Lane& lane) const {
-  return lane.reached() || (run_.options.elastic && lane.phase == Lane::Phase::kPending);
+  if (!run_.options.elastic) return lane.reached();
+  return !lane.silent && (lane.welcomed() || lane.phase == Lane::Phase::kPending);
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
@@ -93,7 +95,7 @@ void LostRanks::find_lost(double now) {
           note(rank, "lost", run_.rank_of_job(rank) + " is lost: " + *reason);
       }
     }
-    if (!lane->usable()) continue;
+    if (!lane->usable() && !(lane->welcomed() && testifies(*lane))) continue;
     for (const auto& [rank, why] : lane->absence.absent) {
       if (const auto reason = lost_reason(rank, now))
         note(rank, "lost", run_.rank_of_job(rank) + " is lost: " + *reason);

@@ -173,6 +173,14 @@ class PyEngine {
     if (failure) raise(*failure);
   }
 
+  void promise(uint32_t epoch) { alive().promise(epoch); }
+
+  void lose(int64_t rank, const std::string& message) {
+    Engine& engine = alive();
+    const WithoutGil without_gil;
+    engine.fail({ErrorCode::kPeerLost, message, "lost", rank});
+  }
+
   nb::list stats(double timeout) {
     Engine& engine = alive();
     std::optional<std::vector<LaneStats>> all;
@@ -368,6 +376,8 @@ NB_MODULE(_engine, m) {
       .def("wait_lost", &PyEngine::wait_lost, nb::arg("timeout"))
       .def("view_without", &PyEngine::view_without, nb::arg("ranks"), nb::arg("epoch"))
       .def("install", &PyEngine::install, nb::arg("view"))
+      .def("promise", &PyEngine::promise, nb::arg("epoch"))
+      .def("lose", &PyEngine::lose, nb::arg("rank"), nb::arg("message"))
       .def_prop_ro("view", [](PyEngine& self) { return losses_of(self.alive().route()); })
       .def("stats", &PyEngine::stats, nb::arg("timeout"))
       .def("close", &PyEngine::close, nb::arg("timeout"))

@@ -211,6 +211,7 @@ void bind_state(nb::module_& m) {
       .def("counters", [](PyState& self) { return self.state().counters(); })
       .def("view_without", &PyState::view_without, nb::arg("ranks"), nb::arg("epoch"))
       .def("install", &PyState::install, nb::arg("view"), nb::arg("now"))
+      .def("promise", [](PyState& self, uint32_t epoch) { self.state().promise(epoch); })
       .def_prop_ro("view", [](PyState& self) { return losses_of(self.state().route()); })
       .def_prop_ro("lost", [](PyState& self) { return lost_ranks(self.state().lost()); })
       .def_prop_ro("route", &PyState::route)
