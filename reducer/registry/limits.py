@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.wire.codes import MAX_JOB_BYTES
+from reducer.wire.codes import (
+    MAX_DOCUMENT_BYTES,
+    MAX_HOLDER_BYTES,
+    MAX_JOB_BYTES,
+    MAX_LEASE_BYTES,
+    MAX_RECORD_NAME_BYTES,
+)
 from reducer.wire.errors import QuotaError
 
-MAX_NAME_BYTES: Final = 256
-MAX_HOLDER_BYTES: Final = 128
-MAX_DOCUMENT_BYTES: Final = 48 << 10  # fits in a control frame with everything beside it
-MAX_LEASE_BYTES: Final = 4 << 10
 MAX_HOLDERS: Final = 4_096
 MAX_LEASES_BYTES: Final = 1 << 20  # of one record, with LEASE_OVERHEAD for each
 MAX_RECORDS_OF_JOB: Final = 64
@@ -23,8 +25,10 @@ MAX_BYTES: Final = 16 << 20  # each change of a document writes all documents to
 LEAST_LEASE_SECONDS: Final = 0.1
 MOST_LEASE_SECONDS: Final = 3_600.0
 MOST_WAIT_SECONDS: Final = 25.0
+# Changes of a document that a record remembers, to recognize a call whose answer was lost.
+KEPT_TOKENS: Final = 16
 # What a record and a lease count for, besides their texts and values.
-RECORD_OVERHEAD: Final = 512
+RECORD_OVERHEAD: Final = 1_024
 LEASE_OVERHEAD: Final = 128
 # A record without leases that nobody has asked for in this time makes room for a new one.
 IDLE_SECONDS: Final = 3_600.0
@@ -35,7 +39,7 @@ def check_job(job: str) -> None:
 
 
 def check_name(name: str) -> None:
-    _check_text("the name of a record", name, MAX_NAME_BYTES)
+    _check_text("the name of a record", name, MAX_RECORD_NAME_BYTES)
 
 
 def check_holder(holder: str) -> None:

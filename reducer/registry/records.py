@@ -25,11 +25,23 @@ Key = tuple[str, str]  # job, name of the record
 
 
 class Document(NamedTuple):
+    """`tokens`: of the last changes, this one included; each identifies one call of cas."""
+
     version: int
     value: bytes
+    tokens: tuple[bytes, ...] = ()
 
 
 NO_DOCUMENT: Final = Document(0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a registry with a file begins with."""
+
+    incarnation: bytes
+    floor: int
+    documents: Mapping[Key, Document]
 
 
 @dataclass(slots=True)
@@ -130,16 +142,20 @@ class Records:
         record.touched = now
         return record.changes(known)
 
-    def next_document(self, key: Key, value: bytes, now: float) -> Document:
-        """The document that follows the record's present one.
+    def next_document(
+        self, key: Key, before: Document, value: bytes, token: bytes, now: float
+    ) -> Document:
+        """The document that follows `before`, the record's present one or one that is being
+        written.
 
         Makes room for it, so that `set_document` cannot fail.
         """
         limits.check_name(key[1])
         limits.check_document(value)
-        before = self.document(key)
-        self._make_room(key, len(value) - len(before.value), now)
-        return Document((before.version or self.floor) + 1, value)
+        self._make_room(key, len(value) - len(self.document(key).value), now)
+        tokens = (*before.tokens, token) if token else before.tokens
+        version = (before.version or self.floor) + 1
+        return Document(version, value, tokens[-limits.KEPT_TOKENS :])
 
     def set_document(self, key: Key, document: Document, now: float) -> None:
         """The document is in the file: show it."""

@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 2
+PROTOCOL_MINOR: Final = 3
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
@@ -28,6 +28,10 @@ MAX_REDUCERS: Final = 4_096
 MAX_WEIGHTED: Final = 512  # reducers of a job whose weights differ
 MAX_WEIGHTS: Final = 4_096  # sum of the weights
 MAX_LANES: Final = 1_024
+MAX_RECORD_NAME_BYTES: Final = 256
+MAX_HOLDER_BYTES: Final = 128
+MAX_DOCUMENT_BYTES: Final = 48 << 10  # fits in a control frame with everything beside it
+MAX_LEASE_BYTES: Final = 4 << 10
 
 
 class MessageKind(IntEnum):
@@ -50,6 +54,8 @@ class MessageKind(IntEnum):
     ROUTE = 22
     SUSPECT = 23
     ABSENT = 24
+    REGISTRY = 25
+    RECORD = 26
 
 
 class DType(IntEnum):

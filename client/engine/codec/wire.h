@@ -15,7 +15,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are little-endian and are not swapped");
 
 constexpr uint8_t kProtocolMajor = 1;
-constexpr uint8_t kProtocolMinor = 2;
+constexpr uint8_t kProtocolMinor = 3;
 constexpr size_t kPrefaceSize = 16;
 constexpr size_t kHeaderSize = 80;
 constexpr uint16_t kNoRank = 0xFFFF;
@@ -63,6 +63,8 @@ enum Kind : uint8_t {
   kRoute = 22,
   kSuspect = 23,
   kAbsent = 24,
+  kRegistry = 25,
+  kRecord = 26,
 };
 
 enum DType : uint8_t {

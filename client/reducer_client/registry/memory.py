@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from reducer.registry import limits
-from reducer.registry.records import Document, Key, Records
-from reducer.wire import errors as wire
-from reducer_client.errors import ClosedError, QuotaExceededError
+from reducer.registry.records import Key, Records
+from reducer_client.errors import ClosedError
 from reducer_client.registry.interface import Record
+from reducer_client.registry.refusals import client_errors
 
 
 class SharedRecords:
@@ -62,9 +62,10 @@ class MemoryRegistry:
         with self._locked(name) as (key, now):
             records = self._shared.records
             limits.check_document(value)
-            is_set = records.document(key).version == version
+            before = records.document(key)
+            is_set = before.version == version
             if is_set:
-                document: Document = records.next_document(key, bytes(value), now)
+                document = records.next_document(key, before, bytes(value), b"", now)
                 records.set_document(key, document, now)
                 self._shared.changed.notify_all()
             return is_set, self._shared.record(key)
@@ -140,13 +141,10 @@ class MemoryRegistry:
     @contextmanager
     def _locked(self, name: str) -> Generator[tuple[Key, float]]:
         """Hold the lock; gives the record's key and the time. Raises the client's errors."""
-        try:
+        with client_errors(), self._shared.changed:
             limits.check_name(name)
-            with self._shared.changed:
-                self._check_open()
-                yield (self._job, name), self._shared.renew()
-        except wire.QuotaError as error:
-            raise QuotaExceededError(str(error)) from None
+            self._check_open()
+            yield (self._job, name), self._shared.renew()
 
 
 class MemoryLease:

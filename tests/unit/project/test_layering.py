@@ -46,10 +46,11 @@ ALLOWED = {
     "reducer.registry": {"reducer.wire"},
     # typing_extensions is only for the type checker.
     "reducer.kernels": {"reducer.wire.codes", "numpy", "google_crc32c", "typing_extensions"},
-    "reducer.core": {"reducer.wire", "reducer.core"},
+    "reducer.core": {"reducer.wire", "reducer.core", "reducer.registry"},
     "reducer.core.containers": set(),
     "reducer.core.measures": set(),
-    "reducer.core.surface": {"reducer.wire"},
+    "reducer.core.surface": {"reducer.wire", "reducer.registry"},
+    "reducer.core.registry": {"reducer.wire", "reducer.registry", "reducer.core.surface"},
     "reducer.core.limits": {"reducer.wire", "reducer.core.surface"},
     "reducer.core.rounds": ROUNDS,
     "reducer.core.runs": {*ROUNDS, "reducer.core.measures", "reducer.core.rounds"},
@@ -61,8 +62,9 @@ ALLOWED = {
     "reducer.server.pipe": SERVER,
     "reducer.server.data": {*SERVER, "reducer.server.pipe", "uvloop", "numpy"},
     "reducer.server.gates": {*SERVER, "reducer.server.data"},
+    "reducer.server.registry": {*SERVER, "google_crc32c", "msgpack"},
     "reducer.server.lane": SERVER
-    | {f"reducer.server.{name}" for name in ("pipe", "data", "gates")}
+    | {f"reducer.server.{name}" for name in ("pipe", "data", "gates", "registry")}
     | {"uvloop"},
     "reducer.server.daemon": SERVER
     | {f"reducer.server.{name}" for name in ("pipe", "lane")}
@@ -70,7 +72,7 @@ ALLOWED = {
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.hosted": SHARED,
-    "reducer_client.registry": {*SHARED, "reducer_client.errors"},
+    "reducer_client.registry": {*SHARED, "reducer_client.errors", "google_crc32c"},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,
