@@ -18,6 +18,7 @@ _METAVARS = {
     "key": "FILE",
     "ca": "FILE",
     "timeline": "FOLDER",
+    "registry": "FILE",
 }
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -37,10 +37,16 @@ def command(file: str | None, **given: Any) -> None:
         raise click.UsageError(str(error)) from None
     from reducer.server.daemon.app import serve
     from reducer.server.gates.tls import TlsFiles, TlsFilesError, make_context
+    from reducer.server.registry.file import RegistryFileError, check
 
     if found.config.mode == "tls":
         try:  # each lane does the same; checking here reports a bad file once, before lanes start
             make_context(TlsFiles(found.config.tls_cert, found.config.tls_key, found.config.tls_ca))
         except TlsFilesError as error:
+            raise click.UsageError(str(error)) from None
+    if found.config.registry:
+        try:  # lane 0 does the same
+            check(found.config.registry)
+        except RegistryFileError as error:
             raise click.UsageError(str(error)) from None
     sys.exit(serve(found.config, key))

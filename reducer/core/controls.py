@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from reducer.core.members.asking import Asking
 from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Roster
 from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
+from reducer.core.registry.desk import Desk
 from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.texts import ranks_text
 from reducer.core.runs.run import Run
@@ -21,6 +23,7 @@ from reducer.wire.losses import parse_losses
 
 # An ERROR with one of these codes names a rank, and every rank raises the same error.
 _NAMES_A_RANK: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
+_OF_NO_RUN: Final = frozenset((int(MessageKind.HELLO), int(MessageKind.REGISTRY)))
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -28,9 +31,16 @@ class Controls:
     """One method for each kind of frame that workers send."""
 
     def __init__(
-        self, roster: Roster, endings: Endings, refusals: Refusals, joining: Joining
+        self,
+        roster: Roster,
+        endings: Endings,
+        refusals: Refusals,
+        joining: Joining,
+        desk: Desk,
     ) -> None:
         self._roster = roster
+        self._desk = desk
+        self._asking = Asking(roster, desk.is_open)
         self._endings = endings
         self._refusals = refusals
         self._joining = joining
@@ -46,6 +56,7 @@ class Controls:
             MessageKind.DESCRIBE: self._describe,
             MessageKind.ROUTE: self._route,
             MessageKind.SUSPECT: self._suspect,
+            MessageKind.REGISTRY: self._registry,
         }
 
     def take(self, event: ControlReceived, now: float) -> list[Output]:
@@ -72,7 +83,7 @@ class Controls:
         handler = self._controls.get(kind)
         if handler is None:
             raise ProtocolError(f"{peer} sent {MessageKind(kind).name}, which only lanes send")
-        if kind == MessageKind.HELLO or peer.run is not None:
+        if kind in _OF_NO_RUN or peer.run is not None:
             handler(peer, event, now, out)
         elif kind in (MessageKind.ERROR, MessageKind.BYE):
             out += self._refusals.close(peer, "left before it joined", now)
@@ -82,6 +93,19 @@ class Controls:
     def _hello(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         hello = messages.decode(messages.Hello, event.payload or b"")
         out += self._joining.hello(peer, hello, now)
+
+    def _registry(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        call = messages.decode(messages.RegistryCall, event.payload or b"")
+        if peer.state > SessionState.ASKING:
+            raise ProtocolError(f"{peer} is in a run: the registry needs a connection of its own")
+        if (peer.state == SessionState.NEW) != (call.call == "open"):
+            raise ProtocolError(f"{peer} called {call.call} in state {peer.state.name}")
+        if peer.state == SessionState.NEW:
+            out += self._asking.admit(peer, call.job)
+        if peer.state == SessionState.ASKING:
+            self._desk.take(peer.id, peer.counted_job, event.header.key, call, now, out)
 
     def _route(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         """A route that is new to the lane moves streams. The lane sends it to all other ranks."""

@@ -7,7 +7,7 @@ clock, thread, array or random number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from reducer.core.controls import Controls
 from reducer.core.lane_end import LaneEnd
@@ -16,16 +16,22 @@ from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Roster
 from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
+from reducer.core.registry.desk import Desk
 from reducer.core.report import lane_numbers, parts_of
+from reducer.core.runs.flow import UnreadError
 from reducer.core.runs.run import Run
 from reducer.core.surface import events
 from reducer.core.surface.events import Admission, Event, Free, Output
 from reducer.core.surface.numbers import CoreNumbers, Part
 from reducer.core.surface.settings import LaneSettings
 from reducer.core.ticks import Beats, Ticks
+from reducer.registry.limits import MAX_LEASES_BYTES
 from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
 from reducer.wire.header import Header
+
+# The most unread bytes of a client of the registry: the largest record in several frames.
+ASKED_ROOM: Final = MAX_LEASES_BYTES + 4 * LEAST_FRAMES
 
 
 class Lane:
@@ -37,13 +43,15 @@ class Lane:
         self._refusals = refusals = Refusals(roster, endings)
         joining = Joining(roster, endings, refusals)
         beats = Beats(roster, endings, refusals, joining)
-        controls = Controls(roster, endings, refusals, joining)
+        self._desk = desk = Desk(settings)
+        controls = Controls(roster, endings, refusals, joining, desk)
         self._ticks = Ticks(roster, endings, refusals, beats)
         self._end = LaneEnd(roster, endings, refusals)
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
             events.Folded: self._folded,
             events.Reduced: self._reduced,
             events.Failed: self._refusals.failed,
+            events.Stored: self._desk.stored,
             events.ControlReceived: controls.take,
             events.Opened: self._opened,
             events.Disconnected: self._disconnected,
@@ -82,16 +90,22 @@ class Lane:
         """
         peer = self._roster.sessions.get(session)
         if peer is None or peer.run is None:
-            return LEAST_FRAMES, LEAST_FRAMES
+            asks = peer is not None and peer.state == SessionState.ASKING
+            return LEAST_FRAMES, ASKED_ROOM if asks else LEAST_FRAMES
         accounts = peer.run.accounts
         return accounts.slack, accounts.unread_room(peer.rank)
 
     def admit_long(self, session: int, header: Header, unread: int) -> None:
         """Like `admit`, for a control frame of more than MAX_EARLY_BYTES.
 
-        Only a formed run has reserved memory for such a frame.
+        Only a formed run has reserved memory for such a frame. A client of the registry has room
+        for one.
         """
         peer = self._roster.sessions[session]
+        if peer.state == SessionState.ASKING:
+            if unread + header.length > ASKED_ROOM:
+                raise UnreadError(f"{peer} keeps calling, and {unread:,} bytes wait for it")
+            return
         if peer.run is None:
             raise ProtocolError(
                 f"{peer} sent {MessageKind(header.kind).name} of {header.length:,} bytes before "
@@ -221,13 +235,14 @@ class Lane:
         return []
 
     def _disconnected(self, event: events.Disconnected, now: float) -> list[Output]:
+        self._desk.forget(event.session)
         return self._refusals.disconnected(event.session, event.reason, now)
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         return self._refusals.broken(event.session, event.error, now)
 
     def _tick(self, event: events.Tick, now: float) -> list[Output]:
-        return self._ticks.tick(now)
+        return self._ticks.tick(now) + self._desk.tick(now)
 
 
 def _ready_run(peer: Session) -> Run:

@@ -278,6 +278,8 @@ class Ticks:
             # No ERROR: perhaps only this lane hears nothing from the worker.
             text = f"it sent nothing for {silent:.1f} s"
             return self._refusals.close(peer, text, now - self._settings.absent_after)
+        if peer.state == SessionState.ASKING and silent > peer.silence:
+            return self._refusals.close(peer, f"it called nothing for {silent:.0f} s", now)
         if peer.state == SessionState.LEFT and silent > peer.silence:
             return self._refusals.close(peer, "said BYE and did not close", now)
         return []

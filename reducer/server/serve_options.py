@@ -58,6 +58,7 @@ class Option:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    variable: str = ""  # the name after REDUCER_, if it is not the option's own
 
     @property
     def flag(self) -> bool:
@@ -230,6 +231,12 @@ class Config:
         "Folder on a local disk to which each lane writes a timeline of its rounds, for `reducer "
         "timeline`.",
     )
+    registry: str = _option(
+        "",
+        "File on a local disk with the registry, which workers that come and go share: workers "
+        "find it at this reducer's address. The file is made if there is none.",
+        variable="REGISTRY_FILE",
+    )
     log_level: str = _option(
         "info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error")
     )
@@ -263,7 +270,7 @@ def flag_name(name: str) -> str:
 
 
 def env_name(name: str) -> str:
-    return ENV_PREFIX + name.upper()
+    return ENV_PREFIX + (options()[name].variable or name.upper())
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ MAX_WEIGHTED: Final = 512  # reducers of a job whose weights differ
 MAX_WEIGHTS: Final = 4_096  # sum of the weights
 MAX_LANES: Final = 1_024
 MAX_LOSSES: Final = 256  # ranks that one run may lose and go on
+MAX_RECORD_NAME_BYTES: Final = 256
+MAX_HOLDER_BYTES: Final = 128
+MAX_DOCUMENT_BYTES: Final = 48 << 10  # fits in a control frame with everything beside it
+MAX_LEASE_BYTES: Final = 4 << 10
 
 
 class MessageKind(IntEnum):
@@ -51,6 +55,8 @@ class MessageKind(IntEnum):
     ROUTE = 22
     SUSPECT = 23
     ABSENT = 24
+    REGISTRY = 25
+    RECORD = 26
 
 
 class DType(IntEnum):

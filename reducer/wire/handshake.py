@@ -14,7 +14,7 @@ from typing import Final
 
 from reducer.wire.codes import MAX_JOB_BYTES, PROTOCOL_MAJOR
 from reducer.wire.errors import AuthenticationError, BadFrameError
-from reducer.wire.header import PREFACE_SIZE
+from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 
 NONCE_SIZE: Final = 32
 MAC_SIZE: Final = 32
@@ -121,6 +121,35 @@ class LaneHandshake:
         if not hmac.compare_digest(message[_PROOF.size :], expected):
             raise AuthenticationError(f"the worker could not prove the key of job {self.job!r}")
         self.done = True
+
+
+class WorkerHandshake:
+    """The worker's side in Python, for the registry's clients and for tests: `opening` out, answer
+    in, proof out. Groups have the engine's.
+    """
+
+    def __init__(self, key: bytes, job: str, lane: int, nonce: bytes) -> None:
+        name = job.encode()
+        challenge = _CHALLENGE.pack(CHALLENGE_MAGIC, len(name), bytes(3), name, nonce)
+        self.opening = pack_preface(lane, PrefaceFlag.PSK) + challenge
+        self._key = key
+        self._lane = lane
+
+    def proof(self, answer: bytes) -> bytes:
+        """The proof to send to the lane; AuthenticationError unless `answer` proves the key."""
+        if len(answer) != ANSWER_SIZE or not answer.startswith(ANSWER_MAGIC):
+            raise BadFrameError(
+                f"the answer to the challenge has {len(answer)} bytes and begins with "
+                f"{answer[:16]!r}, expected {ANSWER_SIZE} bytes that begin with {ANSWER_MAGIC!r}"
+            )
+        _, lane, reserved, _, _ = _ANSWER.unpack_from(answer)
+        expected = _mac(self._key, _LANE, self.opening + answer[: _ANSWER.size])
+        if not hmac.compare_digest(answer[_ANSWER.size :], expected):
+            raise AuthenticationError("the lane could not prove that it has the key of this job")
+        if lane != self._lane or reserved:
+            raise BadFrameError(f"lane {lane} has answered, expected lane {self._lane}")
+        head = _PROOF.pack(PROOF_MAGIC, bytes(4))
+        return head + _mac(self._key, _WORKER, self.opening + answer + head)
 
 
 def _job_of(challenge: bytes) -> str:

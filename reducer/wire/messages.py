@@ -22,10 +22,14 @@ from reducer.wire.codes import (
     MAX_CONTROL_ITEMS,
     MAX_CONTROL_NAMES,
     MAX_CONTROL_VALUES,
+    MAX_DOCUMENT_BYTES,
+    MAX_HOLDER_BYTES,
     MAX_JOB_BYTES,
     MAX_KEY_BYTES,
     MAX_LANES,
+    MAX_LEASE_BYTES,
     MAX_LIST_VALUES,
+    MAX_RECORD_NAME_BYTES,
     MAX_REDUCERS,
     MAX_RUN_ID_BYTES,
     MAX_WEIGHTED,
@@ -40,6 +44,7 @@ from reducer.wire.losses import parse_losses
 from reducer.wire.msgpack_shape import check_shape, is_map
 
 INCARNATION_BYTES: Final = 16
+TOKEN_BYTES: Final = 16
 MAX_TEXT_BYTES: Final = 16_384
 MAX_ABSENT: Final = 64
 MAX_ABSENT_REASON_BYTES: Final = 256  # 64 of them stay far below a control frame
@@ -177,6 +182,45 @@ def _late(name: str, value: Any) -> tuple[tuple[int, int], ...]:
         if type(item) not in (list, tuple) or [type(part) for part in item] != [int, int]:
             raise BadFrameError(f"an item of {name} must be two integers, got {item!r:.40}")
     return tuple((item[0], item[1]) for item in value)
+
+
+def _bytes(limit: int, least: int = 0) -> Check:
+    def check(name: str, value: Any) -> bytes:
+        if type(value) is not bytes or not least <= len(value) <= limit:
+            raise BadFrameError(f"{name} must be {least} to {limit} bytes, got {value!r:.40}")
+        return value
+
+    return check
+
+
+_CALLS: Final = ("open", "get", "cas", "lease")
+
+
+def _call(name: str, value: Any) -> str:
+    if type(value) is not str or value not in _CALLS:
+        raise BadFrameError(f"{name} must be one of {', '.join(_CALLS)}, got {value!r:.40}")
+    return value
+
+
+_HOLDER: Final = _text(MAX_HOLDER_BYTES)
+_LEASE_VALUE: Final = _bytes(MAX_LEASE_BYTES)
+
+
+def _leases(name: str, value: Any) -> tuple[tuple[str, bytes], ...]:
+    if type(value) not in (list, tuple):
+        raise BadFrameError(f"{name} must be a list of holders and values")
+    pairs = []
+    for item in value:
+        if type(item) not in (list, tuple) or len(item) != 2:
+            raise BadFrameError(f"an item of {name} must be a holder and a value, got {item!r:.40}")
+        pairs.append((_HOLDER(name, item[0]), _LEASE_VALUE(name, item[1])))
+    return tuple(pairs)
+
+
+def _holders(name: str, value: Any) -> tuple[str, ...]:
+    if type(value) not in (list, tuple):
+        raise BadFrameError(f"{name} must be a list of holders")
+    return tuple(_HOLDER(name, item) for item in value)
 
 
 _COUNT: Final = _integer(0, _INT64 - 1)
@@ -403,13 +447,47 @@ class Stats:
     waiting: tuple[dict[str, Any], ...] = _wire(_maps(16), default=())
 
 
+@dataclass(frozen=True, slots=True)
+class RegistryCall:
+    """A worker's call of the registry (fields: PROTOCOL.md, section 15)."""
+
+    call: str = _wire(_call)
+    job: str = _wire(_text(MAX_JOB_BYTES), default="")
+    name: str = _wire(_text(MAX_RECORD_NAME_BYTES), default="")
+    version: int = _wire(_COUNT, default=0)
+    value: bytes = _wire(_bytes(MAX_DOCUMENT_BYTES), default=b"")
+    token: bytes = _wire(_bytes(TOKEN_BYTES), default=b"")
+    holder: str = _wire(_HOLDER, default="")
+    milliseconds: int = _wire(_MILLISECONDS, default=0)
+    boot: bytes = _wire(_bytes(INCARNATION_BYTES), default=b"")
+    revision: int = _wire(_COUNT, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryRecord:
+    """The answer to a RegistryCall, or a part of it; `more`: another part follows."""
+
+    code: int = _wire(_integer(0, 255), default=0)
+    message: str = _wire(_text(MAX_TEXT_BYTES), default="")
+    done: bool = _wire(_boolean, default=True)
+    more: bool = _wire(_boolean, default=False)
+    incarnation: bytes = _wire(_bytes(INCARNATION_BYTES), default=b"")
+    boot: bytes = _wire(_bytes(INCARNATION_BYTES), default=b"")
+    revision: int = _wire(_COUNT, default=0)
+    whole: bool = _wire(_boolean, default=False)
+    version: int = _wire(_COUNT, default=0)
+    value: bytes = _wire(_bytes(MAX_DOCUMENT_BYTES), default=b"")
+    leases: tuple[tuple[str, bytes], ...] = _wire(_leases, default=())
+    gone: tuple[str, ...] = _wire(_holders, default=())
+
+
 Message = (
     Hello | Pending | Welcome | Error | Goaway | Key | Stall | Refused | Abandon | Route | Suspect
-    | Absent | Stats
+    | Absent | Stats | RegistryCall | RegistryRecord
 )  # fmt: skip
 M = TypeVar(
     "M", Hello, Pending, Welcome, Error, Goaway, Key, Stall, Refused, Abandon, Route, Suspect,
-    Absent, Stats,
+    Absent, Stats, RegistryCall, RegistryRecord,
 )  # fmt: skip
 
 KIND_OF: dict[type[Message], MessageKind] = {
@@ -426,12 +504,14 @@ KIND_OF: dict[type[Message], MessageKind] = {
     Route: MessageKind.ROUTE,
     Suspect: MessageKind.SUSPECT,
     Absent: MessageKind.ABSENT,
+    RegistryCall: MessageKind.REGISTRY,
+    RegistryRecord: MessageKind.RECORD,
 }
 
 
 _FIELDS: Final = {kind: {f.name: f for f in dataclasses.fields(kind)} for kind in KIND_OF}
 # Messages with a list by slot or rank.
-_WITH_LISTS: Final = (Welcome, Route, Absent)
+_WITH_LISTS: Final = (Welcome, Route, Absent, RegistryRecord)
 # Messages with nested maps. A lane sends them and accepts none of them.
 _WITH_MAPS: Final = (Stall, Stats)
 

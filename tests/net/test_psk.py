@@ -22,7 +22,7 @@ from reducer.server.gates.psk_gate import PskGate
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
-from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, job_key
+from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, WorkerHandshake, job_key
 from reducer.wire.header import (
     PREFACE_SIZE,
     Header,
@@ -36,7 +36,6 @@ from tests.support.handshakes import INCARNATION, complete
 from tests.support.strangers import check_it_lives_on, opened, read_to_end, refused
 from tests.support.wait import AT_ONCE, wait_until
 from tests.support.worker import Worker, crc32c, frame_of
-from tests.support.worker_handshake import WorkerHandshake
 
 PREFACE = pack_preface(0, PrefaceFlag.PSK)
 OTHER = bytes(32)

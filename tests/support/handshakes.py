@@ -13,12 +13,12 @@ from reducer.wire.handshake import (
     CHALLENGE_SIZE,
     NONCE_SIZE,
     LaneHandshake,
+    WorkerHandshake,
     extract,
     job_key,
 )
 from reducer.wire.header import PREFACE_SIZE
 from reducer_client.engine import EngineError
-from tests.support.worker_handshake import WorkerHandshake
 
 PSK_OPENING = PREFACE_SIZE + CHALLENGE_SIZE  # what a worker sends first
 MASTER = bytes(range(100, 132))

@@ -146,6 +146,7 @@ class SimLane:
         self.held: set[SimBuffer] = set()
         self._held_bytes = 0
         self.peak = 0
+        self.stores: list[events.Store] = []  # answered by the test, with Stored
         self.logs: list[str] = []
         self.about: list[dict[str, object]] = []  # the fields of `logs`
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are not sent
@@ -263,6 +264,8 @@ class SimLane:
                 self._give_back_all(output)
             case events.Close(_, session, reason):
                 self.sessions[session].closed = reason
+            case events.Store():
+                self.stores.append(output)
             case events.Behind(_, session):
                 self._behind[session] = None
             case events.Log():

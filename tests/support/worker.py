@@ -23,10 +23,9 @@ from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
-from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, job_key
+from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, WorkerHandshake, job_key
 from reducer.wire.header import PREFACE_SIZE, Header, PrefaceFlag, pack_header, pack_preface
 from reducer.wire.keys import key_id, position
-from tests.support.worker_handshake import WorkerHandshake
 
 crc32c = kernels.load().crc32c
 

@@ -24,7 +24,7 @@ from reducer.wire.codes import (
     MessageKind,
     ReduceOp,
 )
-from reducer.wire.handshake import LaneHandshake, extract, job_key
+from reducer.wire.handshake import LaneHandshake, WorkerHandshake, extract, job_key
 from reducer.wire.header import (
     HEADER_SIZE,
     PREFACE_SIZE,
@@ -38,7 +38,6 @@ from reducer.wire.keys import key_id
 from reducer.wire.losses import pack_losses
 from tests.support.checksum import crc32c
 from tests.support.frames import control, frame, heartbeat
-from tests.support.worker_handshake import WorkerHandshake
 
 FOLDER = Path(__file__).parent
 PATH = FOLDER / f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}" / "frames.txt"
@@ -81,6 +80,10 @@ def frames() -> dict[str, bytes]:
         "run-1", 1, 3, 4, 3, INCARNATION, 4, 0, 9, TABLE, 4 << 20, 2 << 20, 250, 0, 2,
         (0, 9, 4), (1, 0, 1), (4, 4, 1),
     )  # fmt: skip
+    record = m.RegistryRecord(
+        more=True, incarnation=INCARNATION, boot=INCARNATION[::-1], revision=9, whole=True,
+        version=4, value=b"\x00doc", leases=(("rank 2", b"v"), ("ü", b"")), gone=("rank 1",),
+    )  # fmt: skip
     stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)), (waiting,))
     return {
         "hello": control(hello),
@@ -120,6 +123,21 @@ def frames() -> dict[str, bytes]:
         "absent": control(m.Absent(((2, "the worker closed the connection"),), (1, 3))),
         "absent_nobody": control(m.Absent()),
         "absent_crowd": control(m.Absent(left=(1, 3), left_count=4_098)),
+        "registry_open": control(m.RegistryCall("open", job="job-ü"), key=1),
+        "registry_get": control(
+            m.RegistryCall("get", name="view", milliseconds=10_000, boot=INCARNATION, revision=7),
+            key=2,
+        ),
+        "registry_cas": control(
+            m.RegistryCall("cas", name="view", version=3, value=b"\x00doc", token=INCARNATION),
+            key=3,
+        ),
+        "registry_lease": control(
+            m.RegistryCall("lease", name="view", holder="rank 2", value=b"v", milliseconds=5_000),
+            key=1 << 40,
+        ),
+        "record": control(record, key=2),
+        "record_refused": control(m.RegistryRecord(code=7, message="no room", done=False), key=3),
         "describe": frame(contribution.replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),

@@ -49,6 +49,8 @@ const char* check_length(uint8_t kind, uint32_t length) {
     case kRoute:
     case kSuspect:
     case kAbsent:
+    case kRegistry:
+    case kRecord:
       if (length == 0) return "a control frame without its map";
       return length <= kMaxControlBytes ? nullptr : "a control frame longer than 65536 bytes";
     case kStats:

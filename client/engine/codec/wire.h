@@ -64,6 +64,8 @@ enum Kind : uint8_t {
   kRoute = 22,
   kSuspect = 23,
   kAbsent = 24,
+  kRegistry = 25,
+  kRecord = 26,
 };
 
 enum DType : uint8_t {

@@ -19,7 +19,7 @@ WEIGHTS_MINOR: Final = 2  # the minor version that brought weights
 
 def forming_id(hello: messages.Hello) -> FormingId:
     """The part that is equal in the HELLOs of one forming run."""
-    named = hello.rejoin or bool(split_run_id(hello.run_id)[1])
+    named = hello.rejoin or hello.elastic or bool(split_run_id(hello.run_id)[1])
     return hello.job, hello.run_id if named else "", hello.rejoin
 
 

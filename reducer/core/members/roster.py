@@ -298,6 +298,7 @@ class Roster:
             settings.budget, settings.credit, settings.job_budget, settings.records
         )
         self.connections = Connections()
+        self.askers = Connections()  # of the registry
         self.sessions: dict[int, Session] = {}
         self.forming: dict[FormingId, Forming] = {}
         self.runs: dict[tuple[str, str], Members] = {}

@@ -193,7 +193,8 @@ class Refusals:
             self._roster.ended.maybe_close_room(ended)
         del self._roster.sessions[session]
         if peer.counted_job:
-            self._roster.connections.leave(peer.counted_job)
+            counts = self._roster.askers if peer.asks else self._roster.connections
+            counts.leave(peer.counted_job)
         text = f"{peer}: the connection has ended: {reason}"
         return [Log(peer.run_number, logging.DEBUG, text, peer.about())]
 

@@ -19,15 +19,22 @@ if TYPE_CHECKING:
 
 class SessionState(IntEnum):
     NEW = 0  # waits for HELLO
-    JOINING = 1  # admitted; the run is forming
-    READY = 2  # welcomed: contributions may come
-    LEFT = 3  # said BYE
-    CLOSED = 4  # being closed; what still arrives is ignored
+    ASKING = 1  # calls the registry; never in a run
+    JOINING = 2  # admitted; the run is forming
+    READY = 3  # welcomed: contributions may come
+    LEFT = 4  # said BYE
+    CLOSED = 5  # being closed; what still arrives is ignored
 
 
 # The states that may follow each state. A closed session may be closed again.
 TRANSITIONS: Final = {
-    SessionState.NEW: (SessionState.JOINING, SessionState.READY, SessionState.CLOSED),
+    SessionState.NEW: (
+        SessionState.ASKING,
+        SessionState.JOINING,
+        SessionState.READY,
+        SessionState.CLOSED,
+    ),
+    SessionState.ASKING: (SessionState.CLOSED,),
     SessionState.JOINING: (SessionState.READY, SessionState.CLOSED),
     SessionState.READY: (SessionState.LEFT, SessionState.CLOSED),
     SessionState.LEFT: (SessionState.CLOSED,),
@@ -36,14 +43,15 @@ TRANSITIONS: Final = {
 
 
 class Session:
-    """`counted_job`: the job that the session is counted for, from its HELLO on.
+    """`counted_job`: the job that the session is counted for, from its HELLO on, or from its first
+    call of the registry (`asks`).
 
-    `silence`: how many seconds the session may send nothing once it is in a run.
+    `silence`: how many seconds the session may send nothing once it is in a run, or ASKING.
     """
 
     __slots__ = (
-        "counted_job", "forming", "heard_at", "id", "opened_at", "permit", "rank", "run", "silence",
-        "state",
+        "asks", "counted_job", "forming", "heard_at", "id", "opened_at", "permit", "rank", "run",
+        "silence", "state",
     )  # fmt: skip
 
     def __init__(self, id_: int, now: float, permit: Permit | None = None) -> None:
@@ -57,6 +65,7 @@ class Session:
         self.rank = -1
         self.silence = 0.0
         self.counted_job = ""
+        self.asks = False
 
     def move(self, state: SessionState) -> None:
         """Move along TRANSITIONS; raises InternalError for any other step."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.permit import Permit
+from reducer.registry.records import Document, Key
 from reducer.wire.header import Header
 
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -119,6 +120,12 @@ class Failed:
         self.error = error
 
 
+class Stored(NamedTuple):
+    """A Store was carried out; `error`: why it has failed and changed nothing, else ""."""
+
+    error: str
+
+
 class Broken:
     """A session cannot continue: its peer broke the protocol (ReductionError), or a bug was met.
 
@@ -161,7 +168,7 @@ class Shutdown(NamedTuple):
     reason: str
 
 
-Effect = Folded | Reduced | Failed
+Effect = Folded | Reduced | Failed | Stored
 Event = (
     Opened | ControlReceived | Contributed | Effect | Broken | Disconnected | CatchUp | Tick
     | Drain | Shutdown
@@ -279,6 +286,14 @@ class Behind(NamedTuple):
     session: int
 
 
+class Store(NamedTuple):
+    """Write the registry's documents, all of them, to its file; answered with Stored, later."""
+
+    run: int
+    floor: int
+    documents: Sequence[tuple[Key, Document]]
+
+
 class Wait(NamedTuple):
     """Half of the ranks had sent a chunk at `since`; `rank` was the last to send it, at `until`."""
 
@@ -329,4 +344,4 @@ class Log:
         self.error = error
 
 
-Output = Send | Fold | Finish | Free | Close | Behind | Traced | Log
+Output = Send | Fold | Finish | Free | Close | Behind | Store | Traced | Log

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from reducer.registry.records import Contents
 from reducer.wire.header import Crc
 
 # The most bytes of parts that are summed in one turn: 2 ms. A chunk with more is summed in several
@@ -41,4 +42,5 @@ class LaneSettings:
     max_keys: int = 200_000  # of one run, for each home slot
     descriptors: int = 1 << 20  # files that the process may open
     most_summed: int = MOST_SUMMED  # bytes in one turn; at least four parts
+    registry_contents: Contents | None = None
     traced: bool = False  # every round is reported when it is over (Traced)

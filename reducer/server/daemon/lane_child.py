@@ -198,4 +198,5 @@ def _lane_options(
         log_format=options.log_format,
         debug=options.debug,
         timeline=options.timeline,
+        registry="" if lane else options.registry,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final, cast
@@ -45,7 +45,10 @@ class ShellCounters:
 
 
 class Executor:
-    """One per lane. ``crowded``: connections with more bytes waiting than their `slack`."""
+    """One per lane. ``crowded``: connections with more bytes waiting than their `slack`.
+
+    ``store``: begins to write the documents of the registry; None if there is no registry.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Executor:
         self.slow_readers = 0
         self.fold_seconds = 0.0
         self.timeline: Timeline | None = None
+        self.store: Callable[[events.Store], None] | None = None
         self._log_shares = LogShares()
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
@@ -85,7 +89,10 @@ class Executor:
                     came.append(failed)
         return came
 
-    def _others(self, output: events.Close | events.Behind | events.Traced | events.Log) -> None:
+    def _others(
+        self,
+        output: events.Close | events.Behind | events.Store | events.Traced | events.Log,
+    ) -> None:
         """Carry out outputs that are off the path of chunks."""
         if isinstance(output, events.Close):
             self._close(output)
@@ -95,6 +102,9 @@ class Executor:
             connection = self._connections.get(output.session)
             if connection is not None:
                 connection.go_on_soon()
+        elif isinstance(output, events.Store):
+            assert self.store is not None
+            self.store(output)
         elif self.timeline is not None:
             self.timeline.add(output)
 
@@ -209,13 +219,15 @@ def _culprit(ranks: Sequence[int], seen: int) -> int:
     return ranks[part - 1] if part else NO_RANK
 
 
-def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
+def failure_of(output: events.Output, error: Exception) -> events.Failed | events.Stored | None:
     """The event for an output that raised; None for the log line of an internal error."""
     sessions: Sequence[int] = ()
     if isinstance(output, events.Send):
         sessions = output.sessions
     elif isinstance(output, events.Close) and not output.at_once:
         sessions = (output.session,)
+    elif isinstance(output, events.Store):
+        return events.Stored(f"{type(error).__name__}: {error}")
     elif isinstance(output, events.Log) and output.error is not None:
         return None
     return events.Failed(output.run, sessions, error)

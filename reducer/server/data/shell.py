@@ -166,12 +166,12 @@ class LaneShell(Owner):
         self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
             connection.note_stats_answer()
-        elif kind == MessageKind.HELLO:
+        elif kind in (MessageKind.HELLO, MessageKind.REGISTRY):
             self._named(connection, self._lane.job_named_by(session))
 
     def _named(self, connection: Connection, job: str) -> None:
-        """A HELLO has come. If it named no job or was refused, the session keeps its place among
-        those before their HELLO.
+        """A HELLO has come, or a call of the registry. If it named no job or was refused, the
+        session keeps its place among those before their HELLO.
         """
         session = connection.session
         if not job or not self._before_hello.remove(session, connection.permit):

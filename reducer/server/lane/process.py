@@ -51,6 +51,8 @@ from reducer.server.pipe.orders import (
 from reducer.server.pipe.reports import line_of
 from reducer.server.pipe.snapshot import LaneNumbers, fields_of
 from reducer.server.pipe.usage import own_usage
+from reducer.server.registry.file import RegistryFile
+from reducer.server.registry.writer import RegistryWriter
 from reducer.server.sockets import tune
 from reducer.server.watchdog import Watchdog
 from reducer.wire.handshake import MAX_KEY_BYTES
@@ -116,7 +118,9 @@ class LaneProcess:
         self._options = options
         self._kernels = kernel_sets.load(options.kernels)
         self._pool = BufferPool(options.memory)
-        settings = _settings(options, self._kernels)
+        self._registry = RegistryFile(options.registry) if options.registry else None
+        self._writer: RegistryWriter | None = None
+        settings = _settings(options, self._kernels, self._registry)
         self._lane = Lane(settings)
         self._shell = LaneShell(
             self._lane,
@@ -155,6 +159,9 @@ class LaneProcess:
         self._finished = asyncio.Event()
         pipe = os.fdopen(self._options.answers_fd, "wb", buffering=0)
         self._answers, _ = await loop.connect_write_pipe(lambda: _Answers(self), pipe)
+        if self._registry is not None:
+            self._writer = RegistryWriter(self._registry, self._shell.feed)
+            self._shell.executor.store = self._writer.store
         loop.add_reader(self._orders.fileno(), self._on_orders)
         self._tick(loop.time())
         self._answer(ready=True)
@@ -291,6 +298,8 @@ class LaneProcess:
         self._end_adoptions(now, lag)
         if self._gate is not None:
             self._gate.tick()
+        if self._writer is not None:
+            self._writer.tick()
         if self._cycles is not None:
             self._cycles.tick(self._lane)
         if (timeline := self._shell.executor.timeline) is not None:
@@ -424,7 +433,9 @@ def _timeline(options: LaneOptions) -> Timeline | None:
         return None
 
 
-def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSettings:
+def _settings(
+    options: LaneOptions, kernels: kernel_sets.KernelSet, registry: RegistryFile | None
+) -> LaneSettings:
     return LaneSettings(
         lane=options.lane,
         lanes=options.lanes,
@@ -441,6 +452,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         max_reducers=options.max_reducers,
         max_keys=options.max_keys,
         descriptors=file_descriptors.limit(),
+        registry_contents=None if registry is None else registry.contents,
         traced=bool(options.timeline),
     )
 

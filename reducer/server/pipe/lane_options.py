@@ -36,3 +36,4 @@ class LaneOptions:
     log_format: str
     debug: str
     timeline: str  # a folder, or empty
+    registry: str  # a file, or empty

@@ -23,7 +23,8 @@ PACKAGES = {
 
 # The imports that each room is allowed besides its own room and the standard library. A name stands
 # for itself and all names below it.
-SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
+SHARED = {"reducer.cluster", "reducer.kernels", "reducer.registry", "reducer.wire"}
+SHARED |= {"reducer.__version__"}
 SHARED |= {
     f"reducer.{name}"
     for name in ("columns", "compiled", "cores", "keyfile", "log", "nic", "parent", "shares")
@@ -42,12 +43,14 @@ ALLOWED = {
     "reducer": {"reducer.wire", "reducer._compiled"},
     "reducer.wire": {"msgpack"},
     "reducer.cluster": {"reducer.wire.codes", "reducer.columns"},
+    "reducer.registry": {"reducer.wire"},
     # typing_extensions is only for the type checker.
     "reducer.kernels": {"reducer.wire.codes", "numpy", "google_crc32c", "typing_extensions"},
-    "reducer.core": {"reducer.wire", "reducer.core"},
+    "reducer.core": {"reducer.wire", "reducer.core", "reducer.registry"},
     "reducer.core.containers": set(),
     "reducer.core.measures": set(),
-    "reducer.core.surface": {"reducer.wire"},
+    "reducer.core.surface": {"reducer.wire", "reducer.registry"},
+    "reducer.core.registry": {"reducer.wire", "reducer.registry", "reducer.core.surface"},
     "reducer.core.limits": {"reducer.wire", "reducer.core.surface"},
     "reducer.core.rounds": ROUNDS,
     "reducer.core.runs": {*ROUNDS, "reducer.core.measures", "reducer.core.rounds"},
@@ -59,8 +62,9 @@ ALLOWED = {
     "reducer.server.pipe": SERVER,
     "reducer.server.data": {*SERVER, "reducer.server.pipe", "uvloop", "numpy"},
     "reducer.server.gates": {*SERVER, "reducer.server.data"},
+    "reducer.server.registry": {*SERVER, "google_crc32c", "msgpack"},
     "reducer.server.lane": SERVER
-    | {f"reducer.server.{name}" for name in ("pipe", "data", "gates")}
+    | {f"reducer.server.{name}" for name in ("pipe", "data", "gates", "registry")}
     | {"uvloop"},
     "reducer.server.daemon": SERVER
     | {f"reducer.server.{name}" for name in ("pipe", "lane")}
@@ -68,6 +72,7 @@ ALLOWED = {
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.hosted": SHARED,
+    "reducer_client.registry": {*SHARED, "reducer_client.errors", "google_crc32c"},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,
@@ -104,6 +109,7 @@ DOORS = {
 PURE = {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"}
 FORBIDDEN = {
     "reducer.wire": PURE,
+    "reducer.registry": PURE,
     **{room: PURE for room in ALLOWED if room.startswith("reducer.core")},
     # Files, standard input and the clock belong to the command line; figures are not written here.
     "reducer_tools.planner": PURE

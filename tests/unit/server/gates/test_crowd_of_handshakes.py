@@ -17,11 +17,10 @@ from reducer.server.data.turns import SHARED_SECONDS
 from reducer.server.gates import gate, tls_gate
 from reducer.server.gates.gate import Gate, Newcomer
 from reducer.server.gates.psk_gate import PskGate
-from reducer.wire.handshake import NONCE_SIZE
+from reducer.wire.handshake import NONCE_SIZE, WorkerHandshake
 from reducer.wire.header import PREFACE_SIZE
 from tests.support.bare_lane import arrive
 from tests.support.newcomers import Line, QuickThreads, nobody, tls
-from tests.support.worker_handshake import WorkerHandshake
 
 CROWD = 250
 AT_ONCE = 4  # handshakes in a pass, by the tests' clock

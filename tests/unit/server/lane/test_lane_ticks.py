@@ -79,7 +79,7 @@ def a_lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneProcess]:
         drain_timeout=1.0, slow_reader_timeout=10.0, job_memory=0, max_total_runs=10, max_runs=10,
         max_reducers=10,
         max_keys=10, kernels="auto", psk=False, tls=(), log_level="info",
-        log_format="text", debug="", timeline="",
+        log_format="text", debug="", timeline="", registry="",
     )  # fmt: skip
     with far, closing(os.fdopen(reads)):
         yield LaneProcess(options, lambda: None)

@@ -1,0 +1,1 @@
+"""Registries: small records that the workers of a job read, change and watch together."""

@@ -1,0 +1,1 @@
+"""The records of the registry, for the daemon and for the client's registry in one process."""

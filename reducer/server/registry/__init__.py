@@ -1,0 +1,1 @@
+"""The file of the registry, and the thread that writes it."""
