@@ -136,6 +136,8 @@ class Engine:
 
         If this rank is not in it, the group has failed.
         """
+    def view_bytes(self) -> bytes:
+        """The present view, as `install` takes it."""
     def promise(self, epoch: int) -> None:
         """Take no view of an epoch below this one but the present view, wherever it comes from."""
     def lose(self, rank: int, message: str) -> None:

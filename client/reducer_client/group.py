@@ -42,6 +42,10 @@ class Group:
     """
 
     def __init__(self, settings: Settings, engine: Engine, reducers: Reducers) -> None:
+        self._begin(settings, engine, reducers)
+
+    def _begin(self, settings: Settings, engine: Engine, reducers: Reducers) -> None:
+        """Go on with this engine. Works of an engine before it stay as they are."""
         self._settings = settings
         self._reducers = reducers
         self._engine = engine
@@ -56,6 +60,7 @@ class Group:
             default,
             fail_on_overflow=settings.on_overflow == "error",
             fail_on_nonfinite=settings.on_nonfinite == "error",
+            world_size=settings.world_size,
         )
         self._run_id = engine.run_id
         reports.collect()  # such as reducers that the job starts without
@@ -214,7 +219,7 @@ class Group:
                     views = buffer.views(fused, sources)
                     for member, view in zip(buffer.members, views, strict=True):
                         results[member] = view
-                return Work(self._context, name, operations, results)
+                return Work(self._context, name, operations, results, divides=op == "mean")
             except Exception:
                 if operations:
                     self._give_up()
@@ -500,7 +505,9 @@ class Group:
             if self._traces:
                 self._trace(operation, collective, dtype, count)
             kept = result if result is not None else target
-            work = Work(self._context, key, (operation,), kept if kept is not None else np.empty(0))
+            divides = op is ReduceOp.MEAN
+            result_ = kept if kept is not None else np.empty(0)
+            work = Work(self._context, key, (operation,), result_, divides=divides)
             if on_done is not None:
                 self._completer.expect(operation, work, limit, lambda: on_done(work))
             return work

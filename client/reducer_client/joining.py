@@ -241,8 +241,25 @@ def join(
 
     ``grace``: seconds after which the job starts without reducers that do not answer.
     """
+    engine = make_engine(settings, trust, reducers, grace)
+    start(engine)
+    debug.joined(settings, engine, trust.mode, reducers)
+    return Group(settings, engine, reducers)
+
+
+def make_engine(
+    settings: config.Settings,
+    trust: Trust,
+    reducers: Reducers,
+    grace: float = _GRACE,
+    incarnation: bytes = b"",
+) -> Engine:
+    """The engine of a worker that has not joined yet. Raises ReducerErrors.
+
+    With ``incarnation``, the run goes on without ranks that are lost.
+    """
     try:
-        engine = Engine(
+        return Engine(
             addresses=list(settings.addresses),
             job=settings.job,
             run_id=settings.run_id,
@@ -266,12 +283,19 @@ def join(
             tls=trust.tls,
             hosted=reducers.hosted,
             hosted_key=job_key(reducers.key, settings.job) if reducers.key else b"",
+            elastic=bool(incarnation),
+            incarnation=incarnation,
         )
+    except EngineError as error:
+        raise from_engine(error.args) from None
+
+
+def start(engine: Engine) -> None:
+    """Return when the engine has joined its run. Raises ReducerErrors."""
+    try:
         engine.connect()
     except EngineError as error:
         raise from_engine(error.args) from None
-    debug.joined(settings, engine, trust.mode, reducers)
-    return Group(settings, engine, reducers)
 
 
 def join_beside(

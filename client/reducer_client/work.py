@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from reducer.wire.codes import Flag
 from reducer_client.engine import EngineError
@@ -40,10 +40,28 @@ class WorkContext:
     step_timeout: float
     fail_on_overflow: bool
     fail_on_nonfinite: bool
+    world_size: int
+
+    def members(self, epoch: int) -> tuple[int, ...]:
+        """The ranks that were in at this epoch. Raises EngineError in a forked child."""
+        gone = {rank for since, rank in self.engine.view if since <= epoch}
+        return tuple(rank for rank in range(self.world_size) if rank not in gone)
 
     def limit(self, timeout: Timeout | None) -> float:
         """The timeout of a call in seconds; None means the group's step timeout."""
         return self.step_timeout if timeout is None else as_seconds(timeout)
+
+
+class LedgerEntry(NamedTuple):
+    """Whose contributions the next ``elements`` elements of a result hold.
+
+    ``members`` are the ranks of the view of ``epoch``. The sum was divided by ``divisor``.
+    """
+
+    elements: int
+    epoch: int
+    members: tuple[int, ...]
+    divisor: int
 
 
 class Work(Generic[T]):
@@ -58,8 +76,14 @@ class Work(Generic[T]):
     """
 
     def __init__(
-        self, context: WorkContext, key: str, operations: Sequence[Operation], result: T
+        self,
+        context: WorkContext,
+        key: str,
+        operations: Sequence[Operation],
+        result: T,
+        divides: bool = False,
     ) -> None:
+        self._divides = divides
         self._context = context
         self._operations = tuple(operations)
         self._result = result
@@ -106,6 +130,37 @@ class Work(Generic[T]):
         exceeded the dtype's range.
         """
         return min((op.culprit[0] for op in self._operations if op.culprit), default=None)
+
+    @property
+    def ledger(self) -> tuple[LedgerEntry, ...]:
+        """Whose contributions the result of an all_reduce holds, in the order of its elements.
+
+        If ranks were lost while the round was under way, parts of the result may hold the
+        contributions of fewer ranks. The ledger is equal on all ranks. Of a work that is not done,
+        has failed, or belongs to a job whose workers cannot change, the ledger is empty.
+        """
+        entries: list[LedgerEntry] = []
+        for operation in self._operations:
+            for elements, epoch in operation.sets:
+                members = self._context.members(epoch)
+                divisor = len(members) if self._divides else 1
+                entries.append(LedgerEntry(elements, epoch, members, divisor))
+        return tuple(entries)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks whose contributions the result holds.
+
+        Raises ValueError if parts of the result hold the contributions of different ranks: `ledger`
+        names them.
+        """
+        sets = {entry.members for entry in self.ledger}
+        if len(sets) > 1:
+            raise ValueError(
+                f"work {self.key!r} holds the sums of {len(sets)} sets of ranks, because ranks "
+                "were lost while it was under way: see Work.ledger"
+            )
+        return sets.pop() if sets else tuple(range(self._context.world_size))
 
     def wait(self, timeout: Timeout | None = None) -> T:
         """Wait for the result and return it.

@@ -156,6 +156,11 @@ std::optional<Failure> Engine::install(const std::string& view) {
   return failure;
 }
 
+std::string Engine::view() {
+  const auto lock = shared_.lock();
+  return state_.view();
+}
+
 void Engine::promise(uint32_t epoch) {
   const auto lock = shared_.lock();
   state_.promise(epoch);

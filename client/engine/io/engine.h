@@ -49,6 +49,7 @@ class Engine {
   std::vector<LostRank> wait_lost(double seconds);
   std::string view_without(const std::vector<uint32_t>& ranks, uint32_t epoch);
   std::optional<Failure> install(const std::string& view);
+  std::string view();
   void promise(uint32_t epoch);
   // Ends the run on this rank. In an elastic run, the others go on.
   void fail(const Failure& cause);

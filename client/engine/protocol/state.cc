@@ -290,6 +290,8 @@ std::string State::view_without(const std::vector<uint32_t>& ranks, uint32_t epo
   return encode_route(failover_.without(ranks, epoch));
 }
 
+std::string State::view() const { return encode_route(current_route_.route()); }
+
 std::optional<Failure> State::install(std::string_view view, double now) {
   if (run_.failure) return run_.failure;
   auto failure = failover_.install(view, now);

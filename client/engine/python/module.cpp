@@ -173,6 +173,11 @@ class PyEngine {
     if (failure) raise(*failure);
   }
 
+  nb::bytes view_bytes() {
+    const std::string view = alive().view();
+    return nb::bytes(view.data(), view.size());
+  }
+
   void promise(uint32_t epoch) { alive().promise(epoch); }
 
   void lose(int64_t rank, const std::string& message) {
@@ -376,6 +381,7 @@ NB_MODULE(_engine, m) {
       .def("wait_lost", &PyEngine::wait_lost, nb::arg("timeout"))
       .def("view_without", &PyEngine::view_without, nb::arg("ranks"), nb::arg("epoch"))
       .def("install", &PyEngine::install, nb::arg("view"))
+      .def("view_bytes", &PyEngine::view_bytes)
       .def("promise", &PyEngine::promise, nb::arg("epoch"))
       .def("lose", &PyEngine::lose, nb::arg("rank"), nb::arg("message"))
       .def_prop_ro("view", [](PyEngine& self) { return losses_of(self.alive().route()); })

@@ -1,0 +1,176 @@
+"""Forms the eras of a job: who is in the next one, and its engine.
+
+Every process of a job keeps a lease in the job's record. A document names the members of an era in
+the order of their ranks. Any of them may replace a document whose era cannot form; compare-and-set
+lets one of them do it, and the others follow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from reducer_client import joining
+from reducer_client.config import Settings
+from reducer_client.elastic.candidates import LEASE_SECONDS, Candidate, candidates
+from reducer_client.elastic.document import Document
+from reducer_client.elastic.record import JobRecord
+from reducer_client.engine import Engine
+from reducer_client.errors import JoinError, PeerLostError, ReducerError
+from reducer_client.hosted.reducers import Reducers
+from reducer_client.reports import logger
+
+# Seconds without a lease of any member before a job counts as dead. Leases come back within a third
+# of their time when a registry is up again.
+_DEAD = 3 * LEASE_SECONDS
+_NAP = 0.2  # seconds between two looks where time alone may change the answer
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What this process brings to every era.
+
+    ``size``: workers with which the job starts. ``run``: the job's run id, without the era.
+    """
+
+    settings: Settings
+    trust: joining.Trust
+    run: str
+    me: bytes
+    wish: int
+    size: int
+    min_workers: int
+
+
+class Eras:
+    """Finds this process's next era, and joins its run."""
+
+    def __init__(self, terms: Terms, record: JobRecord) -> None:
+        self._terms = terms
+        self._record = record
+
+    def first(self, timeout: float) -> Document:
+        """Wait for the first era that has this process. Raises JoinError after ``timeout`` s.
+
+        A process founds the job with the others that wait if the job is new, or if all its
+        processes are dead. Else the members of the job take it in at the end of a step.
+        """
+        terms, record = self._terms, self._record
+        until, alone_since = time.monotonic() + timeout, time.monotonic()
+        while True:
+            document, waiting = record.document, candidates(record.record)
+            if document is not None and terms.me in document.members:
+                return document
+            now = time.monotonic()
+            if document is not None and record.living(record.record) & set(document.members):
+                alone_since = now
+            is_dead = document is not None and now - alone_since >= _DEAD
+            if (document is None or is_dead) and len(waiting) >= terms.size:
+                self._found(document, waiting)
+            if now >= until:
+                raise JoinError(self._nobody(document, waiting, timeout), reason="absent")
+            before = record.record
+            record.wait(lambda seen=before: record.record is not seen, _NAP)  # type: ignore[misc]
+
+    def propose(
+        self, document: Document, members: Sequence[bytes], holders: int, step: int
+    ) -> None:
+        """Propose the era after the one of ``document``; another member may be faster."""
+        seen = self._record.record
+        if self._record.document is document:
+            self._record.propose(seen, Document(
+                document.era + 1, tuple(members), holders, step, 0, b"", seen.incarnation,
+            ))  # fmt: skip
+
+    def newcomers(self, document: Document, layout: bytes) -> list[Candidate]:
+        """The processes that wait to be taken in, and bring a state of this layout."""
+        inside = set(document.members)
+        waiting = [c for c in candidates(self._record.record) if c.incarnation not in inside]
+        return [candidate for candidate in waiting if candidate.layout == layout]
+
+    def join(self, document: Document) -> tuple[Settings, Engine]:
+        """Join the run of the era. Raises ReducerErrors if the era cannot form or is over.
+
+        Gives up when a member has died before the run has formed, and when another era is decided.
+        """
+        terms = self._terms
+        settings = replace(
+            terms.settings,
+            rank=document.members.index(terms.me),
+            world_size=len(document.members),
+            run_id=f"{terms.run}~{document.era}",
+        )
+        reducers = Reducers(settings.addresses)
+        engine = joining.make_engine(settings, terms.trust, reducers, incarnation=terms.me)
+        with _GivesUp(engine, self._record, document):
+            joining.start(engine)
+        return settings, engine
+
+    def _found(self, document: Document | None, waiting: list[Candidate]) -> None:
+        """The first of those that wait proposes the first era of all of them."""
+        if waiting[0].incarnation != self._terms.me:
+            return
+        layouts = {candidate.layout for candidate in waiting}
+        if len(layouts) > 1:
+            names = ", ".join(candidate.name for candidate in waiting)
+            raise JoinError(f"the models of {names} differ in names, shapes or dtypes")
+        era = 0 if document is None else document.era + 1
+        members = tuple(candidate.incarnation for candidate in waiting)
+        seen = self._record.record
+        if self._record.document is document:
+            self._record.propose(seen, Document(era, members, registry=seen.incarnation))
+
+    def _nobody(
+        self, document: Document | None, waiting: list[Candidate], timeout: float
+    ) -> str:  # fmt: skip
+        terms, names = self._terms, ", ".join(candidate.name for candidate in waiting)
+        who = f"job {terms.settings.job!r}, run {terms.run!r}"
+        if document is None:
+            return (
+                f"{who}: {len(waiting)} of {terms.size} workers have come within {timeout:g} s "
+                f"({names}): start the others with the same registry, job and run id"
+            )
+        return (
+            f"{who}: its workers did not take this process in within {timeout:g} s: do they call "
+            "step(), and do their models have the same names, shapes and dtypes?"
+        )
+
+
+class _GivesUp:
+    """Ends an engine that joins as soon as its era cannot form any more."""
+
+    def __init__(self, engine: Engine, record: JobRecord, document: Document) -> None:
+        self._engine = engine
+        self._record = record
+        self._document = document
+        self._is_over = threading.Event()
+        self._why = ""
+        self._thread = threading.Thread(target=self._watch, name="reducer-era", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        if kind is not None and issubclass(kind, ReducerError) and self._why:
+            raise PeerLostError(self._why, reason="lost") from None
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        members = set(self._document.members)
+        while not self._is_over.wait(_NAP):
+            document = self._record.document
+            if document is not None and document.era > self._document.era:
+                return self._give_up(f"era {self._document.era} is over before it has formed")
+            missing = members - self._record.living(self._record.record)
+            if missing and time.monotonic() - began > LEASE_SECONDS:
+                names = ", ".join(member.hex()[:8] for member in sorted(missing))
+                return self._give_up(f"{names} died before era {self._document.era} had formed")
+
+    def _give_up(self, why: str) -> None:
+        self._why = why
+        logger.info("%s", why)
+        self._engine.abort()

@@ -1,0 +1,161 @@
+"""The state that a worker which joins gets from the others: arrays, and plain metadata."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgpack  # type: ignore[import-untyped]  # ships no stubs
+import numpy as np
+
+from reducer_client.arrays import Array
+from reducer_client.errors import IntegrityError, JoinError
+from reducer_client.group import Group, wait_or_end
+
+# The most bytes of the header: 100,000 tensors with long names.
+_MOST_HEADER = 64 << 20
+
+
+class State(Protocol):
+    """What makes two workers equal. The same names on all ranks.
+
+    `arrays` are what every worker has from its start, such as a model's parameters; two workers
+    whose arrays differ in name, shape or dtype cannot train together. `rest` is what a worker may
+    lack, such as an optimizer's moments.
+    """
+
+    def arrays(self) -> Mapping[str, Array]:
+        """The arrays, to be read or to be overwritten in place."""
+
+    def rest(self) -> tuple[Mapping[str, Array], Mapping[str, Any]]:
+        """Further arrays, and metadata of plain values (None, bool, int, float, str, bytes, lists
+        and dicts of these)."""
+
+    def load(self, arrays: Mapping[str, Array], rest: Mapping[str, Array], metadata: Any) -> None:
+        """Take over another worker's state. ``arrays`` are those of `arrays`, filled."""
+
+
+class ArrayState:
+    """The state of a program that has its parameters in NumPy arrays."""
+
+    def __init__(self, arrays: Mapping[str, Array], metadata: dict[str, Any] | None = None) -> None:
+        self._arrays = dict(arrays)
+        self.metadata = {} if metadata is None else metadata
+
+    def arrays(self) -> Mapping[str, Array]:
+        return self._arrays
+
+    def rest(self) -> tuple[Mapping[str, Array], Mapping[str, Any]]:
+        return {}, self.metadata
+
+    def load(self, arrays: Mapping[str, Array], rest: Mapping[str, Array], metadata: Any) -> None:
+        self.metadata.clear()
+        self.metadata.update(metadata)
+
+
+class _Part(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def layout_of(state: State | None) -> list[_Part]:
+    return [] if state is None else _parts(state.arrays())
+
+
+def digest_of_layout(state: State | None) -> bytes:
+    """16 bytes that are equal for equal names, dtypes and shapes; b"" without a state."""
+    if state is None:
+        return b""
+    return hashlib.sha256(repr(layout_of(state)).encode()).digest()[:16]
+
+
+def send(group: Group, state: State, step: int, root: int) -> None:
+    """Broadcast the state and the step to all ranks of the group. Raises ReducerErrors."""
+    arrays, (rest, metadata) = state.arrays(), state.rest()
+    digest = _digest([*arrays.values(), *rest.values()])
+    header = msgpack.packb([step, _parts(arrays), _parts(rest), dict(metadata), digest])
+    size = np.array([len(header)], np.int64)
+    wait_or_end(group, lambda: group.broadcast(size, root, "~state/size", out=size))
+    packed = np.frombuffer(header, np.uint8)
+    wait_or_end(group, lambda: group.broadcast(packed, root, "~state/header"))
+    for index, array in enumerate([*arrays.values(), *rest.values()]):
+        _broadcast(group, array, root, index)
+
+
+def receive(group: Group, state: State, root: int) -> int:
+    """Take over the state of the root. Returns its step.
+
+    Raises JoinError if the root's arrays are others than ours, IntegrityError if what came is not
+    what was sent, and other ReducerErrors.
+    """
+    size = np.zeros(1, np.int64)
+    wait_or_end(group, lambda: group.broadcast(size, root, "~state/size", out=size))
+    if not 0 < size[0] <= _MOST_HEADER:
+        raise IntegrityError(f"rank {root} announced a state with a header of {size[0]:,} bytes")
+    packed = np.zeros(int(size[0]), np.uint8)
+    wait_or_end(group, lambda: group.broadcast(packed, root, "~state/header", out=packed))
+    step, theirs, of_rest, metadata, digest = msgpack.unpackb(packed.tobytes())
+    arrays = state.arrays()
+    if differs := difference(_parts(arrays), [_part(each) for each in theirs]):
+        raise JoinError(f"this worker's state is not that of rank {root}: {differs}")
+    rest = {part.name: np.empty(part.shape, part.dtype) for part in map(_part, of_rest)}
+    for index, array in enumerate([*arrays.values(), *rest.values()]):
+        _broadcast(group, array, root, index)
+    if _digest([*arrays.values(), *rest.values()]) != digest:
+        raise IntegrityError(
+            f"the state that rank {root} sent is not what came: memory or a reducer corrupted bits"
+        )
+    state.load(arrays, rest, metadata)
+    return int(step)
+
+
+def ignore(group: Group, layout: list[_Part], root: int) -> None:
+    """Take part in the broadcasts without a use for their arrays."""
+    size = np.zeros(1, np.int64)
+    wait_or_end(group, lambda: group.broadcast(size, root, "~state/size", out=size))
+    packed = np.zeros(int(size[0]), np.uint8)
+    wait_or_end(group, lambda: group.broadcast(packed, root, "~state/header", out=packed))
+    _, theirs, of_rest, _, _ = msgpack.unpackb(packed.tobytes())
+    for index, part in enumerate(map(_part, [*theirs, *of_rest])):
+        _broadcast(group, np.empty(part.shape, part.dtype), root, index)
+
+
+def difference(ours: list[_Part], theirs: list[_Part]) -> str:
+    """What differs first, in words; "" if nothing does."""
+    own, other = {p.name: p for p in ours}, {p.name: p for p in theirs}
+    for name in own.keys() ^ other.keys():
+        where, lacks = ("here", "there") if name in own else ("there", "here")
+        return f"{name!r} is {where} and not {lacks}"
+    for name, part in own.items():
+        if part != other[name]:
+            return (
+                f"{name!r} is {part.dtype} of shape {part.shape} here, {other[name].dtype} of shape "
+                f"{other[name].shape} there"
+            )
+    return "" if ours == theirs else "the arrays are in another order"
+
+
+def _broadcast(group: Group, array: Array, root: int, index: int) -> None:
+    flat = array.reshape(-1)
+    if not np.shares_memory(flat, array) and array.size:
+        raise ValueError(f"array {index} of the state is not contiguous")
+    key = f"~state/{index}"
+    wait_or_end(group, lambda: group.broadcast(flat, root, key, out=flat))
+
+
+def _parts(arrays: Mapping[str, Array]) -> list[_Part]:
+    return [_Part(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+
+
+def _part(fields: list[Any]) -> _Part:
+    name, dtype, shape = fields
+    return _Part(name, dtype, tuple(shape))
+
+
+def _digest(arrays: list[Array]) -> bytes:
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return total.digest()
