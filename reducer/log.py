@@ -20,7 +20,9 @@ ROOT = "reducer"
 # The names of the levels in REDUCER_DEBUG, as in NCCL_DEBUG.
 DEBUG_LEVELS = {"warn": logging.WARNING, "info": logging.INFO, "trace": logging.DEBUG}
 # Loggers below `reducer` in the daemon and below `reducer_client`; REDUCER_DEBUG sets both.
-SUBSYSTEMS = ("acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds", "horovod")
+SUBSYSTEMS = (
+    "acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds", "horovod", "registry",
+)  # fmt: skip
 
 
 class Debug(NamedTuple):

@@ -11,6 +11,7 @@ import pytest
 
 from reducer_client.errors import ClosedError, QuotaExceededError
 from reducer_client.registry.interface import Record, Registry
+from tests.support.folders import folder_in_memory
 from tests.support.registries import KINDS, Backend
 from tests.support.wait import AT_ONCE
 
@@ -18,10 +19,13 @@ SHORT = 0.6  # seconds of a lease whose end a test waits for
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    backend = KINDS[request.param]()
-    yield backend
-    backend.close()
+def backend(
+    request: pytest.FixtureRequest,
+) -> Iterator[Backend]:
+    with folder_in_memory() as folder:
+        backend = KINDS[request.param](folder)
+        yield backend
+        backend.close()
 
 
 @pytest.fixture
@@ -130,23 +134,15 @@ def test_leases_and_documents_do_not_touch_each_other(
     assert one.get(name).version == after.version
 
 
-def test_a_lease_is_renewed_while_its_process_lives(
-    clients: Callable[[], Registry], name: str
-) -> None:
-    one, two = clients(), clients()
-    one.lease(name, "alive", b"", SHORT)
-    held = two.get(name)
-    assert two.watch(name, held, 2 * SHORT) == held
-
-
-def test_the_lease_of_a_dead_process_lapses(
+def test_a_lease_stays_while_its_process_lives_and_lapses_when_it_dies(
     backend: Backend, clients: Callable[[], Registry], name: str
 ) -> None:
     one, two, three = clients(), clients(), clients()
     one.lease(name, "dies", b"1", SHORT)
     three.lease(name, "lives", b"2", SHORT)
     both = two.get(name)
-    assert set(both.leases) == {"dies", "lives"}
+    assert dict(both.leases) == {"dies": b"1", "lives": b"2"}
+    assert two.watch(name, both, 1.5 * SHORT) == both
     started = time.monotonic()
     backend.kill(one)
     left = two.watch(name, both, 10.0)

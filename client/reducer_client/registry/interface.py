@@ -72,11 +72,10 @@ class Registry(Protocol):
         Returns whether this call has replaced the document, and the record after the call. A
         registry with a disk has written the document there.
 
-        A call whose answer was lost is repeated. It counts as successful if the document that is
-        found has the next version and this value. So two processes that set the same bytes at the
-        same version may both get True: put something into the value that only one of them has.
+        A call whose answer was lost is repeated, and the registry recognizes it. So False means
+        that this call has changed nothing. After True, the record may already be a later one.
 
-        After an error the document may or may not have changed; `get` tells.
+        After ReducerUnavailableError the document may have changed or not; `get` tells.
         """
 
     def watch(self, name: str, seen: Record, timeout: float) -> Record:

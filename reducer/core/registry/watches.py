@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from reducer.registry.records import Key
 
-REST_SECONDS: Final = 0.05
+REST_SECONDS: Final = 0.025
 # Watches that end before other jobs have their turns: 10 us each.
 MOST_AT_ONCE: Final = 256
 

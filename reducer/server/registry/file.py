@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<II")
 # The limits of the registry allow 16 MiB of documents with their overhead.
 _MOST_BYTES = 2 * limits.MAX_BYTES
 # A daemon that was killed keeps the lock until its lanes have ended too.
-LOCK_SECONDS = 5.0
+LOCK_SECONDS = 1.0
 _LOCK_INTERVAL = 0.02
 
 
