@@ -141,7 +141,7 @@ class Engine:
     def promise(self, epoch: int) -> None:
         """Take no view of an epoch below this one but the present view, wherever it comes from."""
     def lose(self, rank: int, message: str) -> None:
-        """End the run on this rank, because another one is lost. Every call raises PeerLostError."""
+        """End the run here, because another rank is lost. Every call raises PeerLostError."""
     @property
     def view(self) -> list[tuple[int, int]]:
         """(epoch, rank) of each rank that is out, in order."""
@@ -155,6 +155,9 @@ class Engine:
     def abort(self, timed_out: str = "") -> None:
         """Fail all open operations and end the thread. All ranks learn the reason `timed_out`."""
     def counters(self) -> dict[str, int]: ...
+    @property
+    def error(self) -> _Failure | None:
+        """The fields of an EngineError if the group has failed, else None."""
     @property
     def run_id(self) -> str: ...
     @property

@@ -382,6 +382,11 @@ NB_MODULE(_engine, m) {
       .def("view_without", &PyEngine::view_without, nb::arg("ranks"), nb::arg("epoch"))
       .def("install", &PyEngine::install, nb::arg("view"))
       .def("view_bytes", &PyEngine::view_bytes)
+      .def_prop_ro("error",
+                   [](PyEngine& self) -> nb::object {
+                     const auto failure = self.alive().failure();
+                     return failure ? failure_tuple(*failure) : nb::none();
+                   })
       .def("promise", &PyEngine::promise, nb::arg("epoch"))
       .def("lose", &PyEngine::lose, nb::arg("rank"), nb::arg("message"))
       .def_prop_ro("view", [](PyEngine& self) { return losses_of(self.alive().route()); })

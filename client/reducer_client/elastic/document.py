@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
@@ -9,21 +10,24 @@ import msgpack  # type: ignore[import-untyped]  # ships no stubs
 from reducer_client.errors import ProtocolError
 
 INCARNATION_BYTES = 16
+MOST_GONE = 128
 _FORM = 1  # of the document's bytes
 
 
 @dataclass(frozen=True)
 class Document:
-    """What the workers of a job have decided. The registry keeps it; only compare-and-set changes it.
+    """What the workers of a job have decided. The registry keeps it; compare-and-set changes it.
 
     Attributes:
         era: number of the run that the members form; each has ranks and rounds of its own.
         members: the incarnation of each rank of the era, in bytes.
         holders: the ranks below this number have the job's state; 0: there is none yet.
         step: steps that were complete when the era began.
-        epoch: of the newest view of the era. Views of the era have greater epochs, one after another.
+        epoch: of the newest view of the era. The next view has a greater one.
         view: the first route of that view, as the lanes take it; b"" if all members are in.
         registry: incarnation of the registry that the document was first written to.
+        gone: members of earlier eras that are out, the last MOST_GONE of them. Their leases may
+            outlive them, and a process that comes back has another incarnation.
     """
 
     era: int
@@ -33,11 +37,20 @@ class Document:
     epoch: int = 0
     view: bytes = b""
     registry: str = ""
+    gone: tuple[bytes, ...] = ()
+
+    def next_era(
+        self, members: Sequence[bytes], holders: int, step: int, registry: str
+    ) -> Document:  # fmt: skip
+        """The document of the era after this one."""
+        out = [member for member in self.members if member not in members]
+        gone = (*self.gone, *out)[-MOST_GONE:]
+        return Document(self.era + 1, tuple(members), holders, step, 0, b"", registry, gone)
 
     def encode(self) -> bytes:
         packed: bytes = msgpack.packb(
             [_FORM, self.era, list(self.members), self.holders, self.step, self.epoch, self.view,
-             self.registry]
+             self.registry, list(self.gone)]
         )  # fmt: skip
         return packed
 
@@ -47,15 +60,15 @@ def decode(data: bytes) -> Document | None:
     if not data:
         return None
     try:
-        form, era, members, holders, step, epoch, view, registry = msgpack.unpackb(data)
+        form, era, members, holders, step, epoch, view, registry, gone = msgpack.unpackb(data)
         numbers = (era, holders, step, epoch)
         if form != _FORM or any(type(n) is not int or n < 0 for n in numbers):
             raise ValueError(f"form {form}, numbers {numbers}")
         if type(view) is not bytes or type(registry) is not str or holders > len(members):
             raise ValueError("a view, a registry or holders of the wrong kind")
-        if any(type(m) is not bytes or len(m) != INCARNATION_BYTES for m in members):
+        if any(type(m) is not bytes or len(m) != INCARNATION_BYTES for m in (*members, *gone)):
             raise ValueError("a member that is no incarnation")
-        return Document(era, tuple(members), holders, step, epoch, view, registry)
+        return Document(era, tuple(members), holders, step, epoch, view, registry, tuple(gone))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise ProtocolError(
             f"the registry's document of the job is not one of this release ({error}): give the "

@@ -7,6 +7,8 @@ lets one of them do it, and the others follow.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -43,6 +45,10 @@ class Terms:
     size: int
     min_workers: int
 
+    def candidate(self, layout: bytes) -> Candidate:
+        """What this process says of itself."""
+        return Candidate(self.wish, self.me, f"{socket.gethostname()}:{os.getpid()}", layout)
+
 
 class Eras:
     """Finds this process's next era, and joins its run."""
@@ -71,8 +77,7 @@ class Eras:
                 self._found(document, waiting)
             if now >= until:
                 raise JoinError(self._nobody(document, waiting, timeout), reason="absent")
-            before = record.record
-            record.wait(lambda seen=before: record.record is not seen, _NAP)  # type: ignore[misc]
+            record.wait_for_news(record.record, _NAP)
 
     def propose(
         self, document: Document, members: Sequence[bytes], holders: int, step: int
@@ -80,14 +85,13 @@ class Eras:
         """Propose the era after the one of ``document``; another member may be faster."""
         seen = self._record.record
         if self._record.document is document:
-            self._record.propose(seen, Document(
-                document.era + 1, tuple(members), holders, step, 0, b"", seen.incarnation,
-            ))  # fmt: skip
+            following = document.next_era(members, holders, step, seen.incarnation)
+            self._record.propose(seen, following)
 
     def newcomers(self, document: Document, layout: bytes) -> list[Candidate]:
         """The processes that wait to be taken in, and bring a state of this layout."""
-        inside = set(document.members)
-        waiting = [c for c in candidates(self._record.record) if c.incarnation not in inside]
+        known = {*document.members, *document.gone}
+        waiting = [c for c in candidates(self._record.record) if c.incarnation not in known]
         return [candidate for candidate in waiting if candidate.layout == layout]
 
     def join(self, document: Document) -> tuple[Settings, Engine]:
@@ -116,11 +120,12 @@ class Eras:
         if len(layouts) > 1:
             names = ", ".join(candidate.name for candidate in waiting)
             raise JoinError(f"the models of {names} differ in names, shapes or dtypes")
-        era = 0 if document is None else document.era + 1
         members = tuple(candidate.incarnation for candidate in waiting)
         seen = self._record.record
-        if self._record.document is document:
-            self._record.propose(seen, Document(era, members, registry=seen.incarnation))
+        if document is not None:
+            self.propose(document, members, 0, 0)
+        elif self._record.document is None:
+            self._record.propose(seen, Document(0, members, registry=seen.incarnation))
 
     def _nobody(
         self, document: Document | None, waiting: list[Candidate], timeout: float
@@ -163,14 +168,14 @@ class _GivesUp:
         members = set(self._document.members)
         while not self._is_over.wait(_NAP):
             document = self._record.document
-            if document is not None and document.era > self._document.era:
-                return self._give_up(f"era {self._document.era} is over before it has formed")
             missing = members - self._record.living(self._record.record)
-            if missing and time.monotonic() - began > LEASE_SECONDS:
+            if document is not None and document.era > self._document.era:
+                self._why = f"era {self._document.era} was over before it had formed"
+            elif missing and time.monotonic() - began > LEASE_SECONDS:
                 names = ", ".join(member.hex()[:8] for member in sorted(missing))
-                return self._give_up(f"{names} died before era {self._document.era} had formed")
-
-    def _give_up(self, why: str) -> None:
-        self._why = why
-        logger.info("%s", why)
-        self._engine.abort()
+                self._why = f"{names} died before era {self._document.era} had formed"
+            else:
+                continue
+            logger.info("%s", self._why)
+            self._engine.abort()
+            return

@@ -1,9 +1,10 @@
-"""The group of an elastic job: it outlives its workers, and takes new ones in at step boundaries."""
+"""The group of an elastic job: it outlives its workers, and takes new ones in between steps."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +14,14 @@ from reducer_client import debug
 from reducer_client.arrays import Array
 from reducer_client.config import Settings
 from reducer_client.elastic import state as states
-from reducer_client.elastic.candidates import LEASE_SECONDS, Candidate, candidates
+from reducer_client.elastic.candidates import candidates
 from reducer_client.elastic.document import Document
 from reducer_client.elastic.eras import Eras, Terms
 from reducer_client.elastic.record import JobRecord
 from reducer_client.elastic.state import State
 from reducer_client.elastic.views import Views
 from reducer_client.engine import Engine
-from reducer_client.errors import ClosedError, PeerLostError, ReducerError, RoundTimeoutError
+from reducer_client.errors import PeerLostError, ReducerError, RoundTimeoutError, from_engine
 from reducer_client.group import Group, wait_or_end
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.registry.interface import Lease
@@ -44,9 +45,10 @@ OnChange = Callable[[tuple[Member, ...]], None]
 class ElasticGroup(Group):
     """A group whose workers come and go. `reducer_client.elastic.connect` makes these groups.
 
-    Ranks that are lost leave the sums at once: rounds under way end without them, with the same bits
-    on all ranks that are left. `Work.ledger` names whose contributions a result holds. New workers
-    come in at the end of a step (`step`). ``rank`` and ``world_size`` change then, and only then.
+    Ranks that are lost leave the sums at once: rounds under way end without them, with the same
+    bits on all ranks that are left. `Work.ledger` names whose contributions a result holds. New
+    workers come in at the end of a step (`step`). ``rank`` and ``world_size`` change then, and only
+    then.
 
     Between a loss and the end of the step, only all_reduce and barrier go on; the other collectives
     raise PeerLostError.
@@ -67,7 +69,7 @@ class ElasticGroup(Group):
         self._flag: Work[Array] | None = None
         self._step = 0
         self._has_state = False
-        self._left = weakref.finalize(self, _leave, record, lease)
+        self._membership = weakref.finalize(self, _leave, record, lease)
         self._document = document
         self._go_on(document)
 
@@ -77,9 +79,7 @@ class ElasticGroup(Group):
         names = {c.incarnation: c.name for c in candidates(self._record.record)}
         inside = range(self.world_size) if self._views is None else self._views.members
         all_ = self._document.members
-        return tuple(
-            Member(rank, names.get(all_[rank], all_[rank].hex()[:8])) for rank in inside
-        )
+        return tuple(Member(rank, names.get(all_[rank], all_[rank].hex()[:8])) for rank in inside)
 
     @property
     def era(self) -> int:
@@ -107,7 +107,7 @@ class ElasticGroup(Group):
         and other ReducerErrors.
         """
         self._step += 1
-        self._has_state = True
+        self._has_state = self._synced = True
         before, self._flag = self._flag, self._tell_wish()
         if before is None or not self._wait(before)[0]:
             return False
@@ -147,7 +147,7 @@ class ElasticGroup(Group):
                 self._sync()
                 return
             except PeerLostError as error:  # in the middle of the transfer: begin another era
-                if error.reason == "excluded" or engine_has_failed(self):
+                if self._engine.error is not None:
                     raise
                 logger.info("era %d begins again: %s", document.era, error)
                 document = None
@@ -163,13 +163,15 @@ class ElasticGroup(Group):
                 members = self._views.members
                 if members and members[0] == self.rank:
                     self._propose(document, [mine.members[rank] for rank in members])
-            before = self._record.record
-            self._record.wait(lambda: self._record.record is not before, _NAP)
-            self._check_engine()
+            self._record.wait_for_news(self._record.record, _NAP)
+            if self._engine.error is not None:
+                raise from_engine(self._engine.error)
 
     def _propose(self, document: Document, members: list[bytes]) -> None:
         with_state = [m for m in members if self._holds(document, m)]
         without = [m for m in members if m not in with_state]
+        if document.holders and not with_state:
+            raise PeerLostError("every worker that had the job's state is lost", reason="lost")
         newcomers = self._eras.newcomers(document, self._layout)
         if self._state is None:
             newcomers = []
@@ -208,6 +210,7 @@ class ElasticGroup(Group):
             engine, self._record, self._document, settings.rank, self._terms.min_workers,
             self._register, lambda epoch, members: self._tell_members(),
         )  # fmt: skip
+        self._end_of_views = weakref.finalize(self, self._views.stop)
         debug.joined(settings, engine, self._terms.trust.mode, reducers)
         self._tell_members()
 
@@ -228,23 +231,23 @@ class ElasticGroup(Group):
     def _end_era(self) -> None:
         if self._views is None:
             return
-        self._views.stop()
-        self._views = None
+        self._stop_views()
         self._leave(lambda: self._engine.close(_CLOSE))
 
-    def _end_membership(self) -> None:
+    def _stop_views(self) -> None:
         if self._views is not None:
-            self._views.stop()
+            self._end_of_views()
             self._views = None
-        self._left()
+
+    def _end_membership(self) -> None:
+        self._stop_views()
+        self._membership()
 
     # --- the record -----------------------------------------------------------------------------
 
     def _tell_wish(self) -> Work[Array]:
         """Tell all whether a process waits to be taken in. The answer is there a step later."""
-        waits = self._state is not None and bool(
-            self._eras.newcomers(self._document, self._layout)
-        )
+        waits = self._state is not None and bool(self._eras.newcomers(self._document, self._layout))
         return self._internal(Collective.ALL_REDUCE, ReduceOp.MAX, int(waits), "~step")
 
     def _internal(self, kind: Collective, op: ReduceOp, value: int, key: str) -> Work[Array]:
@@ -268,35 +271,15 @@ class ElasticGroup(Group):
                 if limit <= 0:
                     raise
 
-    def _check_engine(self) -> None:
-        """Raise the failure of the engine, if it has one."""
-        probe = self._internal(Collective.BARRIER, ReduceOp.NONE, 0, "~probe")
-        if (error := probe.exception()) is not None:
-            raise error
-
     def _register(self, registry: str, epoch: int) -> None:
-        self._lease.change(self._candidate(registry, epoch).encode())
-
-    def _candidate(self, registry: str = "", epoch: int = 0) -> Candidate:
-        return own_candidate(self._terms, self._layout, registry, epoch)
+        own = self._terms.candidate(self._layout)
+        self._lease.change(replace(own, registry=registry, epoch=epoch).encode())
 
     def _tell_members(self) -> None:
         if self._changed is not None:
             self._changed(self.members)
 
 
-def own_candidate(terms: Terms, layout: bytes, registry: str = "", epoch: int = 0) -> Candidate:
-    name = f"{debug.host()}:{debug.pid()}"
-    return Candidate(terms.wish, terms.me, name, layout, registry, epoch)
-
-
-def engine_has_failed(group: ElasticGroup) -> bool:
-    return False
-
-
 def _leave(record: JobRecord, lease: Lease) -> None:
     lease.close()
     record.close()
-
-
-__all__ = ["LEASE_SECONDS", "ClosedError", "ElasticGroup", "Member", "OnChange"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from reducer_client.elastic.document import Document, decode
 from reducer_client.errors import ClosedError, ReducerError
@@ -34,10 +33,10 @@ class JobRecord:
         self._thread = threading.Thread(target=self._follow, name="reducer-registry", daemon=True)
         self._thread.start()
 
-    def wait(self, until: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``until()``, which is asked when the record has changed. False: a timeout."""
+    def wait_for_news(self, seen: Record, timeout: float) -> None:
+        """Wait until the record is not ``seen`` any more."""
         with self.changed:
-            return self.changed.wait_for(until, timeout)
+            self.changed.wait_for(lambda: self.record is not seen or self._is_closed, timeout)
 
     def propose(self, seen: Record, document: Document) -> bool:
         """Replace the document of ``seen``. Returns whether this worker has decided.
@@ -72,7 +71,8 @@ class JobRecord:
                     logger.warning("the registry cannot be reached; steps go on, changes of the "
                                    "workers wait: %s", error)  # fmt: skip
                 is_told = True
-                self.wait(lambda: self._is_closed, _RETRY)
+                with self.changed:
+                    self.changed.wait_for(lambda: self._is_closed, _RETRY)
 
     def _take(self, record: Record) -> None:
         document = decode(record.value)

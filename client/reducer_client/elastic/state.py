@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
 import numpy as np
 
-from reducer_client.arrays import Array
+from reducer_client.arrays import Array, flat_bytes
 from reducer_client.errors import IntegrityError, JoinError
 from reducer_client.group import Group, wait_or_end
 
@@ -77,11 +77,11 @@ def send(group: Group, state: State, step: int, root: int) -> None:
     digest = _digest([*arrays.values(), *rest.values()])
     header = msgpack.packb([step, _parts(arrays), _parts(rest), dict(metadata), digest])
     size = np.array([len(header)], np.int64)
-    wait_or_end(group, lambda: group.broadcast(size, root, "~state/size", out=size))
+    wait_or_end(group, lambda: group.broadcast(size, root, out=size))
     packed = np.frombuffer(header, np.uint8)
-    wait_or_end(group, lambda: group.broadcast(packed, root, "~state/header"))
-    for index, array in enumerate([*arrays.values(), *rest.values()]):
-        _broadcast(group, array, root, index)
+    wait_or_end(group, lambda: group.broadcast(packed, root))
+    for array in (*arrays.values(), *rest.values()):
+        _broadcast(group, array, root)
 
 
 def receive(group: Group, state: State, root: int) -> int:
@@ -91,18 +91,18 @@ def receive(group: Group, state: State, root: int) -> int:
     what was sent, and other ReducerErrors.
     """
     size = np.zeros(1, np.int64)
-    wait_or_end(group, lambda: group.broadcast(size, root, "~state/size", out=size))
+    wait_or_end(group, lambda: group.broadcast(size, root, out=size))
     if not 0 < size[0] <= _MOST_HEADER:
         raise IntegrityError(f"rank {root} announced a state with a header of {size[0]:,} bytes")
     packed = np.zeros(int(size[0]), np.uint8)
-    wait_or_end(group, lambda: group.broadcast(packed, root, "~state/header", out=packed))
+    wait_or_end(group, lambda: group.broadcast(packed, root, out=packed))
     step, theirs, of_rest, metadata, digest = msgpack.unpackb(packed.tobytes())
     arrays = state.arrays()
     if differs := difference(_parts(arrays), [_part(each) for each in theirs]):
         raise JoinError(f"this worker's state is not that of rank {root}: {differs}")
     rest = {part.name: np.empty(part.shape, part.dtype) for part in map(_part, of_rest)}
-    for index, array in enumerate([*arrays.values(), *rest.values()]):
-        _broadcast(group, array, root, index)
+    for array in (*arrays.values(), *rest.values()):
+        _broadcast(group, array, root)
     if _digest([*arrays.values(), *rest.values()]) != digest:
         raise IntegrityError(
             f"the state that rank {root} sent is not what came: memory or a reducer corrupted bits"
@@ -111,15 +111,15 @@ def receive(group: Group, state: State, root: int) -> int:
     return int(step)
 
 
-def ignore(group: Group, layout: list[_Part], root: int) -> None:
+def ignore(group: Group, root: int) -> None:
     """Take part in the broadcasts without a use for their arrays."""
     size = np.zeros(1, np.int64)
-    wait_or_end(group, lambda: group.broadcast(size, root, "~state/size", out=size))
+    wait_or_end(group, lambda: group.broadcast(size, root, out=size))
     packed = np.zeros(int(size[0]), np.uint8)
-    wait_or_end(group, lambda: group.broadcast(packed, root, "~state/header", out=packed))
+    wait_or_end(group, lambda: group.broadcast(packed, root, out=packed))
     _, theirs, of_rest, _, _ = msgpack.unpackb(packed.tobytes())
-    for index, part in enumerate(map(_part, [*theirs, *of_rest])):
-        _broadcast(group, np.empty(part.shape, part.dtype), root, index)
+    for part in map(_part, [*theirs, *of_rest]):
+        _broadcast(group, np.empty(part.shape, part.dtype), root)
 
 
 def difference(ours: list[_Part], theirs: list[_Part]) -> str:
@@ -130,19 +130,19 @@ def difference(ours: list[_Part], theirs: list[_Part]) -> str:
         return f"{name!r} is {where} and not {lacks}"
     for name, part in own.items():
         if part != other[name]:
+            there = other[name]
             return (
-                f"{name!r} is {part.dtype} of shape {part.shape} here, {other[name].dtype} of shape "
-                f"{other[name].shape} there"
+                f"{name!r} is {part.dtype} of shape {part.shape} here, {there.dtype} of shape "
+                f"{there.shape} there"
             )
     return "" if ours == theirs else "the arrays are in another order"
 
 
-def _broadcast(group: Group, array: Array, root: int, index: int) -> None:
+def _broadcast(group: Group, array: Array, root: int) -> None:
     flat = array.reshape(-1)
     if not np.shares_memory(flat, array) and array.size:
-        raise ValueError(f"array {index} of the state is not contiguous")
-    key = f"~state/{index}"
-    wait_or_end(group, lambda: group.broadcast(flat, root, key, out=flat))
+        raise ValueError(f"an array of the state, of shape {array.shape}, is not contiguous")
+    wait_or_end(group, lambda: group.broadcast(flat, root, out=flat))
 
 
 def _parts(arrays: Mapping[str, Array]) -> list[_Part]:
@@ -157,5 +157,5 @@ def _part(fields: list[Any]) -> _Part:
 def _digest(arrays: list[Array]) -> bytes:
     total = hashlib.sha256()
     for array in arrays:
-        total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        total.update(flat_bytes(np.ascontiguousarray(array)))
     return total.digest()

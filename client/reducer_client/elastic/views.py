@@ -1,8 +1,7 @@
 """Decides, with the other members of an era, who is still in: the views of the era's run.
 
 The engine tells which ranks are lost. The members put the view without them into the job's document
-by compare-and-set, so one view follows each other. The first that a lane or a member hears of a view
-goes to all others over the lanes.
+by compare-and-set, so views follow one another. The lanes bring a view to all other members.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ class Views:
         self._size = len(document.members)
         self._holders = document.holders
         self._step = document.step
+        self._gone = document.gone
         self._rank = rank
         self._register = register
         self._promised = ("", -1)
@@ -141,7 +141,7 @@ class Views:
         view = self._engine.view_bytes() if self._engine.view else b""
         document = Document(
             self._era, tuple(self._ranks), self._holders, self._step, epoch + JUMP, view,
-            record.incarnation,
+            record.incarnation, self._gone,
         )  # fmt: skip
         if self._record.propose(record, document):
             logger.warning("the registry had lost its state: written again for era %d", self._era)

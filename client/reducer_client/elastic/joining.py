@@ -1,0 +1,87 @@
+"""``connect``: joins an elastic job, or founds it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from reducer_client import config, debug, joining
+from reducer_client.elastic import config as elastic_config
+from reducer_client.elastic.candidates import LEASE_SECONDS
+from reducer_client.elastic.document import INCARNATION_BYTES
+from reducer_client.elastic.eras import Eras, Terms
+from reducer_client.elastic.members import ElasticGroup, OnChange
+from reducer_client.elastic.record import JobRecord
+from reducer_client.elastic.state import State, digest_of_layout
+from reducer_client.registry.daemon import DaemonRegistry
+from reducer_client.registry.interface import Registry
+
+
+def connect(
+    addresses: str | list[str] | None = None,
+    *,
+    workers: int | None = None,
+    min_workers: int | None = None,
+    registry: str | Registry | None = None,
+    state: State | None = None,
+    on_change: OnChange | None = None,
+    job: str | None = None,
+    run_id: str | None = None,
+    rank: int | None = None,
+    join_timeout: float = 300.0,
+    key: bytes | None = None,
+    key_file: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+    **settings: Any,
+) -> ElasticGroup:
+    """Join a job whose workers come and go. Returns when this worker is in.
+
+    The first ``workers`` processes of a run found the job together. A process that comes later is
+    taken in at the end of a step, with the state of the others. If all processes are dead, the next
+    ``workers`` processes found the job anew, without a state.
+
+    Args:
+        addresses, job, key, key_file, tls_cert, tls_key, tls_ca: as for `reducer_client.connect`.
+        workers: number of workers with which the job starts. By default ``REDUCER_WORKERS``.
+        min_workers: with fewer workers, all raise PeerLostError. By default
+            ``REDUCER_MIN_WORKERS``, else 1.
+        registry: address of a reducer that keeps a registry (``reducer serve --registry FILE``), or
+            a registry. By default ``REDUCER_REGISTRY``, else the first reducer.
+        state: what a worker that joins gets from the others. Without a state, nobody can join.
+        on_change: called with the members after each change, on a thread of the client.
+        run_id: names this run of the job. By default ``REDUCER_RUN_ID``, else "main". Launchers'
+            own ids are not used: some give each restart of a worker another one.
+        rank: the rank that this worker would like to have when the job is founded. By default
+            ``REDUCER_RANK``.
+        join_timeout: seconds until the job must have been founded, or have taken this worker in.
+        settings: further settings of `reducer_client.connect`.
+
+    Raises:
+        ValueError: a setting is missing or invalid.
+        JoinError: too few workers came within ``join_timeout``, the job did not take this worker
+            in, or its state differs from the others' in names, shapes or dtypes.
+        ReducerUnavailableError: the registry or the reducers cannot be reached.
+        ReducerError: other subclasses, as for `reducer_client.connect`.
+    """
+    debug.follow_environment()
+    size = elastic_config.resolve_count("workers", "REDUCER_WORKERS", workers)
+    least = elastic_config.resolve_count("min_workers", "REDUCER_MIN_WORKERS", min_workers, 1)
+    resolved = config.resolve(addresses, job=job, rank=0, world_size=size, run_id="x", **settings)
+    trust = joining.resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=resolved.job)
+    me = secrets.token_bytes(INCARNATION_BYTES)
+    run = elastic_config.resolve_run(run_id)
+    terms = Terms(resolved, trust, run, me, elastic_config.resolve_wish(rank), size, least)
+    if registry is None or isinstance(registry, str):
+        address = elastic_config.resolve_registry(registry, resolved.addresses)
+        registry = DaemonRegistry(address, resolved.job, key=trust.key, tls=trust.tls)
+    record = JobRecord(registry, run)
+    try:
+        candidate = terms.candidate(digest_of_layout(state))
+        lease = registry.lease(run, me.hex(), candidate.encode(), LEASE_SECONDS)
+        document = Eras(terms, record).first(join_timeout)
+        return ElasticGroup(terms, record, lease, document, state, on_change)
+    except BaseException:
+        record.close()  # ends the lease, too
+        raise

@@ -1,0 +1,90 @@
+"""One worker of an elastic job without torch: `python -m tests.support.elastic_worker JSON`.
+
+The worker sums integers, step after step, until the job has made ``steps`` steps, and prints a line
+of JSON for each: the step, the ledger, the digest of the sums, and whether the sum is, to the unit,
+that of the members in the ledger. Its parameters are the sum of all results, so a worker that joins
+without them differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from reducer_client import ReducerError, elastic
+from reducer_client.elastic import ArrayState
+
+SIZES = (200_000, 1, 30_000)  # elements of the arrays of a step
+
+
+def contribution(name: int, step: int, index: int) -> np.ndarray:
+    """What a worker adds: integers that tell its name and the step."""
+    rng = np.random.default_rng((step, index, name))
+    return rng.integers(-50, 50, SIZES[index]).astype(np.float32)
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def main() -> int:
+    options = json.loads(sys.argv[1])
+    steps, pause, name = options.pop("steps"), options.pop("pause", 0.0), options.pop("name")
+    parameters = {f"w{index}": np.zeros(size, np.float32) for index, size in enumerate(SIZES)}
+    names = np.zeros(64, np.int64)  # of the workers, by rank; equal on all
+    state = ArrayState({**parameters, "names": names})
+    try:
+        with elastic.connect(state=state, rank=name, **options) as group:
+            say(event="in", name=name, rank=group.rank, era=group.era, step=group.steps)
+            while group.steps < steps:
+                own = np.zeros(64, np.int64)
+                own[group.rank] = name + 1
+                names[:] = group.all_reduce(own, key="names").wait()
+                train(group, parameters, names)
+                time.sleep(pause)
+            say(event="end", name=name, digest=digest(parameters), members=len(group.members))
+    except ReducerError as error:
+        say(event="error", name=name, kind=type(error).__name__, reason=error.reason,
+            text=str(error), step=0)  # fmt: skip
+        return 3
+    return 0
+
+
+def train(group: elastic.ElasticGroup, parameters: dict[str, Any], names: np.ndarray) -> None:
+    step, of_ranks = group.steps, names.copy()
+    who = int(of_ranks[group.rank]) - 1
+    works = [
+        group.all_reduce(contribution(who, step, index), key=f"w{index}")
+        for index in range(len(SIZES))
+    ]
+    is_exact, ledgers = True, []
+    for index, work in enumerate(works):
+        result, at = work.wait(), 0
+        for entry in work.ledger:
+            parts = [contribution(int(of_ranks[r]) - 1, step, index) for r in entry.members]
+            expected = np.sum(parts, axis=0)[at : at + entry.elements]
+            is_exact &= bool((expected == result[at : at + entry.elements]).all())
+            at += entry.elements
+        is_exact &= at == SIZES[index]
+        ledgers.append([[e.elements, len(e.members)] for e in work.ledger])
+        parameters[f"w{index}"] += result
+    era = group.era
+    is_new = group.step()
+    say(event="step", name=who, era=era, step=step, exact=is_exact, ledgers=ledgers,
+        digest=digest(parameters), new_era=is_new, rank=group.rank, at=time.monotonic())  # fmt: skip
+
+
+def digest(parameters: dict[str, Any]) -> str:
+    total = hashlib.sha256()
+    for array in parameters.values():
+        total.update(array.tobytes())
+    return total.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
