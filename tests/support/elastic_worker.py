@@ -19,7 +19,7 @@ import numpy as np
 from reducer_client import ReducerError, elastic
 from reducer_client.elastic import ArrayState
 
-SIZES = (200_000, 1, 30_000)  # elements of the arrays of a step
+SIZES = (50_000, 1, 9_000)  # elements of the arrays of a step
 
 
 def contribution(name: int, step: int, index: int) -> np.ndarray:
@@ -35,7 +35,8 @@ def say(**fields: Any) -> None:
 def main() -> int:
     options = json.loads(sys.argv[1])
     steps, pause, name = options.pop("steps"), options.pop("pause", 0.0), options.pop("name")
-    parameters = {f"w{index}": np.zeros(size, np.float32) for index, size in enumerate(SIZES)}
+    sizes = options.pop("sizes", SIZES)
+    parameters = {f"w{index}": np.zeros(size, np.float32) for index, size in enumerate(sizes)}
     names = np.zeros(64, np.int64)  # of the workers, by rank; equal on all
     state = ArrayState({**parameters, "names": names})
     try:
@@ -75,8 +76,10 @@ def train(group: elastic.ElasticGroup, parameters: dict[str, Any], names: np.nda
         parameters[f"w{index}"] += result
     era = group.era
     is_new = group.step()
-    say(event="step", name=who, era=era, step=step, exact=is_exact, ledgers=ledgers,
-        digest=digest(parameters), new_era=is_new, rank=group.rank, at=time.monotonic())  # fmt: skip
+    say(
+        event="step", name=who, era=era, step=step, exact=is_exact, ledgers=ledgers,
+        digest=digest(parameters), new_era=is_new, rank=group.rank, at=time.monotonic(),
+    )  # fmt: skip
 
 
 def digest(parameters: dict[str, Any]) -> str:

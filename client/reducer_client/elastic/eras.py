@@ -14,10 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from reducer.wire.codes import MAX_DOCUMENT_BYTES
 from reducer_client import joining
 from reducer_client.config import Settings
 from reducer_client.elastic.candidates import LEASE_SECONDS, Candidate, candidates
 from reducer_client.elastic.document import Document
+from reducer_client.elastic.layout import Layout, unpack
 from reducer_client.elastic.record import JobRecord
 from reducer_client.engine import Engine
 from reducer_client.errors import JoinError, PeerLostError, ReducerError
@@ -27,6 +29,7 @@ from reducer_client.reports import logger
 # Seconds without a lease of any member before a job counts as dead. Leases come back within a third
 # of their time when a registry is up again.
 _DEAD = 3 * LEASE_SECONDS
+_OF_LAYOUT = "/layout"  # ends the name of the record with the layout of the job's state
 _NAP = 0.2  # seconds between two looks where time alone may change the answer
 
 
@@ -53,9 +56,11 @@ class Terms:
 class Eras:
     """Finds this process's next era, and joins its run."""
 
-    def __init__(self, terms: Terms, record: JobRecord) -> None:
+    def __init__(self, terms: Terms, record: JobRecord, layout: Layout) -> None:
         self._terms = terms
         self._record = record
+        self._layout = layout
+        self._has_compared = False
 
     def first(self, timeout: float) -> Document:
         """Wait for the first era that has this process. Raises JoinError after ``timeout`` s.
@@ -69,6 +74,8 @@ class Eras:
             document, waiting = record.document, candidates(record.record)
             if document is not None and terms.me in document.members:
                 return document
+            if document is not None and not self._has_compared:
+                self._compare()
             now = time.monotonic()
             if document is not None and record.living(record.record) & set(document.members):
                 alone_since = now
@@ -88,11 +95,11 @@ class Eras:
             following = document.next_era(members, holders, step, seen.incarnation)
             self._record.propose(seen, following)
 
-    def newcomers(self, document: Document, layout: bytes) -> list[Candidate]:
-        """The processes that wait to be taken in, and bring a state of this layout."""
+    def newcomers(self, document: Document) -> list[Candidate]:
+        """The processes that wait to be taken in, and bring a state like ours."""
         known = {*document.members, *document.gone}
         waiting = [c for c in candidates(self._record.record) if c.incarnation not in known]
-        return [candidate for candidate in waiting if candidate.layout == layout]
+        return [candidate for candidate in waiting if candidate.layout == self._layout.digest]
 
     def join(self, document: Document) -> tuple[Settings, Engine]:
         """Join the run of the era. Raises ReducerErrors if the era cannot form or is over.
@@ -126,6 +133,24 @@ class Eras:
             self.propose(document, members, 0, 0)
         elif self._record.document is None:
             self._record.propose(seen, Document(0, members, registry=seen.incarnation))
+        self._publish()
+
+    def _publish(self) -> None:
+        """Write the layout of the job's state where those can read it that come later."""
+        registry, name = self._record.registry, self._record.name + _OF_LAYOUT
+        packed = self._layout.pack()
+        if len(packed) <= MAX_DOCUMENT_BYTES:
+            registry.cas(name, registry.get(name).version, packed)
+
+    def _compare(self) -> None:
+        """Raise JoinError if this process's state is not like that of the job's workers."""
+        packed = self._record.registry.get(self._record.name + _OF_LAYOUT).value
+        self._has_compared = bool(packed)
+        if packed and (differs := self._layout.difference(unpack(packed))):
+            raise JoinError(
+                f"job {self._terms.settings.job!r}, run {self._terms.run!r}: the state of this "
+                f"process is not like that of the job's workers: {differs}"
+            )
 
     def _nobody(
         self, document: Document | None, waiting: list[Candidate], timeout: float

@@ -12,7 +12,7 @@ from reducer_client.elastic.document import INCARNATION_BYTES
 from reducer_client.elastic.eras import Eras, Terms
 from reducer_client.elastic.members import ElasticGroup, OnChange
 from reducer_client.elastic.record import JobRecord
-from reducer_client.elastic.state import State, digest_of_layout
+from reducer_client.elastic.state import State, layout_of
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.registry.interface import Registry
 
@@ -78,9 +78,10 @@ def connect(
         registry = DaemonRegistry(address, resolved.job, key=trust.key, tls=trust.tls)
     record = JobRecord(registry, run)
     try:
-        candidate = terms.candidate(digest_of_layout(state))
+        layout = layout_of(state)
+        candidate = terms.candidate(layout.digest)
         lease = registry.lease(run, me.hex(), candidate.encode(), LEASE_SECONDS)
-        document = Eras(terms, record).first(join_timeout)
+        document = Eras(terms, record, layout).first(join_timeout)
         return ElasticGroup(terms, record, lease, document, state, on_change)
     except BaseException:
         record.close()  # ends the lease, too

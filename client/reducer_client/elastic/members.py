@@ -62,9 +62,9 @@ class ElasticGroup(Group):
         self._record = record
         self._lease = lease
         self._state = state
-        self._layout = states.digest_of_layout(state)
+        self._layout = states.layout_of(state)
         self._changed = on_change
-        self._eras = Eras(terms, record)
+        self._eras = Eras(terms, record, self._layout)
         self._views: Views | None = None
         self._flag: Work[Array] | None = None
         self._step = 0
@@ -172,7 +172,7 @@ class ElasticGroup(Group):
         without = [m for m in members if m not in with_state]
         if document.holders and not with_state:
             raise PeerLostError("every worker that had the job's state is lost", reason="lost")
-        newcomers = self._eras.newcomers(document, self._layout)
+        newcomers = self._eras.newcomers(document)
         if self._state is None:
             newcomers = []
         all_ = [*with_state, *without, *(c.incarnation for c in newcomers)]
@@ -247,7 +247,7 @@ class ElasticGroup(Group):
 
     def _tell_wish(self) -> Work[Array]:
         """Tell all whether a process waits to be taken in. The answer is there a step later."""
-        waits = self._state is not None and bool(self._eras.newcomers(self._document, self._layout))
+        waits = self._state is not None and bool(self._eras.newcomers(self._document))
         return self._internal(Collective.ALL_REDUCE, ReduceOp.MAX, int(waits), "~step")
 
     def _internal(self, kind: Collective, op: ReduceOp, value: int, key: str) -> Work[Array]:
@@ -272,7 +272,7 @@ class ElasticGroup(Group):
                     raise
 
     def _register(self, registry: str, epoch: int) -> None:
-        own = self._terms.candidate(self._layout)
+        own = self._terms.candidate(self._layout.digest)
         self._lease.change(replace(own, registry=registry, epoch=epoch).encode())
 
     def _tell_members(self) -> None:

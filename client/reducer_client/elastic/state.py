@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
 import numpy as np
 
 from reducer_client.arrays import Array, flat_bytes
+from reducer_client.elastic.layout import Layout, layout_from
 from reducer_client.errors import IntegrityError, JoinError
 from reducer_client.group import Group, wait_or_end
 
@@ -54,28 +55,16 @@ class ArrayState:
         self.metadata.update(metadata)
 
 
-class _Part(NamedTuple):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def layout_of(state: State | None) -> list[_Part]:
-    return [] if state is None else _parts(state.arrays())
-
-
-def digest_of_layout(state: State | None) -> bytes:
-    """16 bytes that are equal for equal names, dtypes and shapes; b"" without a state."""
-    if state is None:
-        return b""
-    return hashlib.sha256(repr(layout_of(state)).encode()).digest()[:16]
+def layout_of(state: State | None) -> Layout:
+    return Layout([]) if state is None else Layout.of(state.arrays())
 
 
 def send(group: Group, state: State, step: int, root: int) -> None:
     """Broadcast the state and the step to all ranks of the group. Raises ReducerErrors."""
     arrays, (rest, metadata) = state.arrays(), state.rest()
     digest = _digest([*arrays.values(), *rest.values()])
-    header = msgpack.packb([step, _parts(arrays), _parts(rest), dict(metadata), digest])
+    layouts = (Layout.of(arrays).fields(), Layout.of(rest).fields())
+    header = msgpack.packb([step, *layouts, dict(metadata), digest])
     size = np.array([len(header)], np.int64)
     wait_or_end(group, lambda: group.broadcast(size, root, out=size))
     packed = np.frombuffer(header, np.uint8)
@@ -98,9 +87,9 @@ def receive(group: Group, state: State, root: int) -> int:
     wait_or_end(group, lambda: group.broadcast(packed, root, out=packed))
     step, theirs, of_rest, metadata, digest = msgpack.unpackb(packed.tobytes())
     arrays = state.arrays()
-    if differs := difference(_parts(arrays), [_part(each) for each in theirs]):
+    if differs := Layout.of(arrays).difference(layout_from(theirs)):
         raise JoinError(f"this worker's state is not that of rank {root}: {differs}")
-    rest = {part.name: np.empty(part.shape, part.dtype) for part in map(_part, of_rest)}
+    rest = {part.name: np.empty(part.shape, part.dtype) for part in layout_from(of_rest).parts}
     for array in (*arrays.values(), *rest.values()):
         _broadcast(group, array, root)
     if _digest([*arrays.values(), *rest.values()]) != digest:
@@ -118,24 +107,8 @@ def ignore(group: Group, root: int) -> None:
     packed = np.zeros(int(size[0]), np.uint8)
     wait_or_end(group, lambda: group.broadcast(packed, root, out=packed))
     _, theirs, of_rest, _, _ = msgpack.unpackb(packed.tobytes())
-    for part in map(_part, [*theirs, *of_rest]):
+    for part in layout_from([*theirs, *of_rest]).parts:
         _broadcast(group, np.empty(part.shape, part.dtype), root)
-
-
-def difference(ours: list[_Part], theirs: list[_Part]) -> str:
-    """What differs first, in words; "" if nothing does."""
-    own, other = {p.name: p for p in ours}, {p.name: p for p in theirs}
-    for name in own.keys() ^ other.keys():
-        where, lacks = ("here", "there") if name in own else ("there", "here")
-        return f"{name!r} is {where} and not {lacks}"
-    for name, part in own.items():
-        if part != other[name]:
-            there = other[name]
-            return (
-                f"{name!r} is {part.dtype} of shape {part.shape} here, {there.dtype} of shape "
-                f"{there.shape} there"
-            )
-    return "" if ours == theirs else "the arrays are in another order"
 
 
 def _broadcast(group: Group, array: Array, root: int) -> None:
@@ -143,15 +116,6 @@ def _broadcast(group: Group, array: Array, root: int) -> None:
     if not np.shares_memory(flat, array) and array.size:
         raise ValueError(f"an array of the state, of shape {array.shape}, is not contiguous")
     wait_or_end(group, lambda: group.broadcast(flat, root, out=flat))
-
-
-def _parts(arrays: Mapping[str, Array]) -> list[_Part]:
-    return [_Part(name, array.dtype.str, array.shape) for name, array in arrays.items()]
-
-
-def _part(fields: list[Any]) -> _Part:
-    name, dtype, shape = fields
-    return _Part(name, dtype, tuple(shape))
 
 
 def _digest(arrays: list[Array]) -> bytes:
