@@ -1,4 +1,4 @@
-"""The ranks that a run has lost, as bytes (PROTOCOL.md, section 15)."""
+"""The ranks that a run has lost, as bytes (PROTOCOL.md, section 16)."""
 
 from __future__ import annotations
 

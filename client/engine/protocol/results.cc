@@ -198,7 +198,7 @@ void Results::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payl
 }
 
 // Whether this rank keeps the results of the round: another view may need them (PROTOCOL.md,
-// section 15).
+// section 16).
 bool Results::keeps(const Round& round) const {
   return run_.options.elastic && shrinks(round.descriptor.collective);
 }

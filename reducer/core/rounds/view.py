@@ -1,4 +1,4 @@
-"""The view of a run: the ranks that are still in (PROTOCOL.md, section 15)."""
+"""The view of a run: the ranks that are still in (PROTOCOL.md, section 16)."""
 
 from __future__ import annotations
 

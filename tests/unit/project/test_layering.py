@@ -73,6 +73,7 @@ ALLOWED = {
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.hosted": SHARED,
     "reducer_client.registry": {*SHARED, "reducer_client.errors", "google_crc32c"},
+    "reducer_client.elastic": {*CLIENT, "msgpack"},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,
@@ -118,6 +119,7 @@ FORBIDDEN = {
 ENVIRONMENT_READERS = {
     "reducer.server.serve_options",
     "reducer_client.config",
+    "reducer_client.elastic.config",
     "reducer_client.hosting_config",
     "reducer_client.horovod.config",
     "reducer_tools.nccl.config",
