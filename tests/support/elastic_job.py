@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.support.cluster import Daemon, environment
 from tests.support.ports import free_ports
+from tests.support.router import Router
 
 PATIENCE = 60.0
 
@@ -23,6 +24,8 @@ class ElasticWorker:
 
     def __init__(self, folder: Path, name: int, options: dict[str, Any]) -> None:
         self.name = name
+        self._said: list[dict[str, Any]] = []
+        self._read = 0
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
@@ -32,8 +35,13 @@ class ElasticWorker:
 
     @property
     def said(self) -> list[dict[str, Any]]:
-        lines = self._out.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # the last line may be half of one
+        with self._out.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half of one
+        self._read += len(whole)
+        self._said += [json.loads(line) for line in whole.splitlines()]
+        return self._said
 
     @property
     def errors(self) -> str:
@@ -56,6 +64,12 @@ class ElasticWorker:
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
 
+    def end(self) -> None:
+        """End the process, whatever its state."""
+        if self.process.poll() is None:
+            self.go_on()
+            self.kill()
+
     def wait(self) -> int:
         return self.process.wait(PATIENCE)
 
@@ -63,29 +77,42 @@ class ElasticWorker:
 class ElasticJob:
     """Reducer 0 keeps the registry. The context manager ends all that still runs."""
 
-    def __init__(self, folder: Path, reducers: int = 2, worker_silence: float = 5.0) -> None:
+    def __init__(
+        self, folder: Path, reducers: int = 2, worker_silence: float = 5.0,
+        router: Router | None = None,
+    ) -> None:  # fmt: skip
+        """With a router, whose hosts are w0, w1 ... and r0, r1 ..., each has a network of its own."""
         self.folder = folder
         self.silence = worker_silence
-        self.port = free_ports(1)[0]
-        self.daemons = [self._keeper(), *(Daemon() for _ in range(reducers - 1))]
+        self.router = router
+        self.ports = free_ports(reducers)
+        self.addresses = [
+            f"{'127.0.0.1' if router is None else router.address(f'r{n}')}:{port}"
+            for n, port in enumerate(self.ports)
+        ]
+        self.daemons = [self._daemon(number) for number in range(reducers)]
         self.workers: list[ElasticWorker] = []
 
-    def _keeper(self) -> Daemon:
-        return Daemon("--port", str(self.port), "--registry", str(self.folder / "registry"))
+    def _daemon(self, number: int) -> Daemon:
+        host = self.addresses[number].rpartition(":")[0]
+        options = ["--host", host, "--insecure", "--port", str(self.ports[number])]
+        if number == 0:
+            options += ["--registry", str(self.folder / "registry")]
+        prefix = () if self.router is None else self.router.command(f"r{number}", [])
+        return Daemon(*options, prefix=prefix)
 
     def restart_registry(self, lose: bool = False) -> None:
         """Start reducer 0 again after `kill_registry`."""
         if lose:
             (self.folder / "registry").unlink()
-        self.daemons[0] = self._keeper()
+        self.daemons[0] = self._daemon(0)
 
     def kill_registry(self) -> None:
         self.daemons[0].kill()
 
     def start(self, name: int, **options: Any) -> ElasticWorker:
-        addresses = [daemon.address for daemon in self.daemons]
         worker = ElasticWorker(self.folder, name, {
-            "addresses": addresses, "job": "elastic", "name": name, "pause": 0.01,
+            "addresses": self.addresses, "job": "elastic", "name": name, "pause": 0.01,
             "join_timeout": 40.0, "worker_silence": self.silence, **options,
         })  # fmt: skip
         self.workers.append(worker)
@@ -131,8 +158,6 @@ class ElasticJob:
         trace: TracebackType | None,
     ) -> None:
         for worker in self.workers:
-            if worker.process.poll() is None:
-                worker.go_on()
-                worker.kill()
+            worker.end()
         for daemon in self.daemons:
             daemon.stop()

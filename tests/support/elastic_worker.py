@@ -12,14 +12,17 @@ import hashlib
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reducer_client import ReducerError, elastic
 from reducer_client.elastic import ArrayState
+from tests.support.router import enter
 
 SIZES = (50_000, 1, 9_000)  # elements of the arrays of a step
+END = 63  # where `names` tells that the job ends
 
 
 def contribution(name: int, step: int, index: int) -> np.ndarray:
@@ -34,17 +37,22 @@ def say(**fields: Any) -> None:
 
 def main() -> int:
     options = json.loads(sys.argv[1])
+    if namespace := options.pop("namespace", ""):
+        enter(namespace)
     steps, pause, name = options.pop("steps"), options.pop("pause", 0.0), options.pop("name")
+    end = Path(options.pop("end", ""))  # once this file exists, the job ends
     sizes = options.pop("sizes", SIZES)
     parameters = {f"w{index}": np.zeros(size, np.float32) for index, size in enumerate(sizes)}
-    names = np.zeros(64, np.int64)  # of the workers, by rank; equal on all
+    names = np.zeros(64, np.int64)  # of the workers, by rank, and whether the job ends
     state = ArrayState({**parameters, "names": names})
+    ready = time.monotonic()
     try:
         with elastic.connect(state=state, rank=name, **options) as group:
-            say(event="in", name=name, rank=group.rank, era=group.era, step=group.steps)
-            while group.steps < steps:
+            say(event="in", name=name, rank=group.rank, era=group.era, step=group.steps,
+                seconds=time.monotonic() - ready)  # fmt: skip
+            while group.steps < steps and not names[END]:
                 own = np.zeros(64, np.int64)
-                own[group.rank] = name + 1
+                own[group.rank], own[END] = name + 1, end.is_file()
                 names[:] = group.all_reduce(own, key="names").wait()
                 train(group, parameters, names)
                 time.sleep(pause)
