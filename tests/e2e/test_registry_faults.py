@@ -79,7 +79,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_documents_outlive_a_kill_and_leases_come_back(file: str, whom: str) -> None:
     with Reducers(1, "--registry", file) as reducers, registry(reducers.addresses[0]) as one:
         before = one.cas("view", 0, b"first")[1]
-        one.lease("view", "rank 0", b"here", 1.0)
+        one.lease("view", "rank 0", b"here", 60.0)
         held = one.get("view")
         with registry(reducers.addresses[0]) as two:
             assert two.get("view") == held
