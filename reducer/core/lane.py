@@ -169,7 +169,7 @@ class Lane:
 
     def snapshot(self) -> CoreNumbers:
         """Returns the lane's own numbers, for metrics; `parts` returns the numbers of its runs."""
-        return lane_numbers(self._roster, self._endings.errors)
+        return lane_numbers(self._roster, self._endings.errors, self._desk.count)
 
     def parts(self, now: float) -> Iterator[Part]:
         """Yields the numbers and the report of each run.

@@ -9,6 +9,7 @@ from typing import Final
 
 from reducer.core.members.roster import Roster
 from reducer.core.members.run_endings import Endings, Refusals
+from reducer.core.members.session import SessionState
 from reducer.core.surface.events import Drain, Output, Shutdown
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
@@ -52,7 +53,10 @@ class LaneEnd:
             out += self._endings.end(members, messages.Error(int(ErrorCode.UNAVAILABLE), text))
         out += self._refuse_forming(UnavailableError(text), now)
         for peer in list(self._roster.sessions.values()):
-            out += self._refusals.refuse(peer, UnavailableError(text), now)
+            if peer.state == SessionState.ASKING:  # it connects again, and needs no line in the log
+                out += self._refusals.close(peer, text, now)
+            else:
+                out += self._refusals.refuse(peer, UnavailableError(text), now)
         return out
 
     def _refuse_forming(self, error: ReductionError, now: float) -> list[Output]:

@@ -34,7 +34,9 @@ MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
 
 
-def lane_numbers(roster: Roster, errors: Mapping[ErrorCode, int]) -> CoreNumbers:
+def lane_numbers(
+    roster: Roster, errors: Mapping[ErrorCode, int], registry_records: int
+) -> CoreNumbers:
     """Returns the lane's own numbers, for metrics."""
     return CoreNumbers(
         lane=roster.settings.lane,
@@ -43,6 +45,7 @@ def lane_numbers(roster: Roster, errors: Mapping[ErrorCode, int]) -> CoreNumbers
         errors={code.name.lower(): n for code, n in errors.items()},
         reserved_bytes=roster.budget.reserved,
         budget_bytes=roster.budget.total,
+        registry_records=registry_records,
     )
 
 

@@ -226,7 +226,6 @@ class Records:
         size = _lease_size(holder, record.leases.pop(holder).value)
         record.lease_bytes -= size
         self._count(key, 0, -size)
-        record.gone.pop(holder, None)  # last in the order
         record.gone[holder] = self._changed(record)
         record.forget_gone()
 

@@ -183,7 +183,7 @@ def test_every_series_is_on_the_dashboard_or_in_an_alert() -> None:
     assert unused == {
         "reducer_accepted_connections_total", "reducer_lane_accepted_total", "reducer_sessions",
         "reducer_buffers_in_use", "reducer_buffer_allocations_total", "reducer_keys",
-        "reducer_held_bytes", "reducer_stats_walks_total",
+        "reducer_held_bytes", "reducer_stats_walks_total", "reducer_registry_records",
     }  # fmt: skip
 
 

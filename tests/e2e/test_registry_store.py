@@ -9,6 +9,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from reducer_client.errors import ClosedError, ReducerUnavailableError
+from reducer_client.torch import store_registry
 from reducer_client.torch.store_registry import StoreRegistry
 from tests.support.ports import free_port
 from tests.support.wait import AT_ONCE, wait_until
@@ -18,6 +19,12 @@ TIMEOUT = 5.0
 
 def server(port: int = 0) -> TCPStore:
     return TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_server() -> None:
+    """The first server of a process makes a pipe that libuv keeps."""
+    server()
 
 
 @pytest.fixture
@@ -98,6 +105,18 @@ def _is_unavailable(found: StoreRegistry) -> bool:
     except ReducerUnavailableError:
         return True
     return False
+
+
+def test_a_lease_is_over_before_it_is_forgotten(
+    made: Callable[..., StoreRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_registry, "_FORGOTTEN_AFTER", 1_000.0)
+    store = server()
+    one, two = made(store), made(store)
+    one.lease("view", "dies", b"", 0.2)
+    assert set(two.get("view").leases) == {"dies"}
+    one.abandon()
+    wait_until(lambda: not two.get("view").leases, TIMEOUT)
 
 
 def test_dead_holders_are_forgotten(made: Callable[..., StoreRegistry]) -> None:

@@ -130,9 +130,20 @@ class StoreRegistry:
         with client_errors():
             limits.check_name(name)
             limits.check_document(value)
-        token = secrets.token_hex(8)
-        value = bytes(value)
-        return self._do(lambda store: self._set(store, name, version, value, token))
+        new, token, tries = bytes(value), secrets.token_hex(8), 0
+
+        def set_(store: TCPStore) -> tuple[bool, Record]:
+            nonlocal tries
+            tries += 1
+            return self._set(store, name, version, new, token)
+
+        done, record = self._do(set_)
+        if not done and tries > 1 and record.version - version >= limits.KEPT_TOKENS:
+            raise self._unavailable(
+                f"the answer was lost, and record {name!r} has changed too often since to tell "
+                "whether this call has changed it"
+            )
+        return done, record
 
     def watch(self, name: str, seen: Record, timeout: float) -> Record:
         until = time.monotonic() + timeout
@@ -199,9 +210,12 @@ class StoreRegistry:
             return result
         if self._closing.is_set():
             raise ClosedError("this registry is closed", reason="closed")
-        raise ReducerUnavailableError(
+        raise self._unavailable(self._cause or "it does not answer")
+
+    def _unavailable(self, why: str) -> ReducerUnavailableError:
+        return ReducerUnavailableError(
             f"the TCPStore at {self._host}:{self._port} gave no answer within {self._timeout:g} s: "
-            f"{self._cause or 'it does not answer'}"
+            f"{why}"
         )
 
     # --- the thread -----------------------------------------------------------------------------
@@ -274,6 +288,9 @@ class StoreRegistry:
 
     def _read(self, store: TCPStore, name: str) -> Record:
         document = _parse_document(_peek(store, self._key(name, "document")))
+        return self._record(store, name, document)
+
+    def _record(self, store: TCPStore, name: str, document: _Document) -> Record:
         leases = self._read_leases(store, name)
         return Record(self._incarnation, document.version, document.value, leases)
 
@@ -286,13 +303,12 @@ class StoreRegistry:
             before = _parse_document(text)
             done = token in before.tokens  # the answer was lost
             if done or before.version != version:
-                break
+                return done, self._record(store, name, before)
             tokens = (*before.tokens, token)[-limits.KEPT_TOKENS :]
-            new = _document_text(_Document(version + 1, value, tokens))
+            after = _Document(version + 1, value, tokens)
+            new = _document_text(after)
             if _text(store.compare_set(key, text, new)) == new:
-                done = True
-                break
-        return done, self._read(store, name)
+                return True, self._record(store, name, after)
 
     def _holders(self, store: TCPStore, name: str) -> tuple[str, list[str]]:
         text = _peek(store, self._key(name, "holders"))

@@ -28,8 +28,8 @@ MAX_WATCHES: Final = 64  # of one session
 MAX_SETS: Final = 16  # of one session, without an answer
 # Bytes of an answer that other fields than the document, the leases and the holders may take.
 _FIELDS_BYTES: Final = 1_024
-_ITEM_BYTES: Final = 16  # of msgpack, for a lease besides its texts
-_MOST_ITEMS: Final = 2_000  # leases and holders in one frame: a frame has a limit of values
+# Of msgpack, for a lease besides its texts. A frame then has fewer values than its limit.
+_ITEM_BYTES: Final = 16
 LATE_TICK: Final = 0.5  # as in `ticks.py`
 
 Entries = tuple[tuple[tuple[str, bytes], ...], tuple[str, ...]]  # leases, holders that are gone
@@ -57,6 +57,7 @@ class Desk:
         self._watches = Watches()
         self._waiting: list[_Set] = []
         self._waiting_bytes: dict[str, int] = {}  # of documents, by job
+        self._waiting_of: dict[int, int] = {}  # by session
         self._storing: list[tuple[_Set, bool]] = []  # each with whether it was successful
         self._staged: dict[Key, Document] = {}
         self._ticked_at = 0.0
@@ -141,7 +142,8 @@ class Desk:
     # --- documents ------------------------------------------------------------------------------
 
     def _queue(self, wanted: _Set) -> None:
-        if sum(each.session == wanted.session for each in self._waiting) >= MAX_SETS:
+        count = self._waiting_of.get(wanted.session, 0) + 1
+        if count > MAX_SETS:
             raise QuotaError(f"this connection has {MAX_SETS} changes without an answer, the limit")
         job, size = wanted.key[0], len(wanted.call.value)
         waiting = self._waiting_bytes.get(job, 0) + size
@@ -151,6 +153,7 @@ class Desk:
                 f"is {limits.MAX_BYTES_OF_JOB:,}: try again"
             )
         self._waiting_bytes[job] = waiting
+        self._waiting_of[wanted.session] = count
         self._waiting.append(wanted)
 
     def _maybe_store(self, now: float, out: list[Output]) -> None:
@@ -158,6 +161,7 @@ class Desk:
         while self._waiting and not self._storing:
             waiting, self._waiting = self._waiting, []
             self._waiting_bytes.clear()
+            self._waiting_of.clear()
             for wanted in waiting:
                 self._stage(wanted, now, out)
             if self._staged:
@@ -314,7 +318,7 @@ def _parts(leases: Mapping[str, bytes], gone: tuple[str, ...], taken: int) -> It
     ]
     for holder, value in entries:
         size = _ITEM_BYTES + len(holder.encode()) + (0 if value is None else len(value))
-        if size > room or len(some) + len(ended) >= _MOST_ITEMS:
+        if size > room:
             yield tuple(some), tuple(ended)
             some, ended, room = [], [], MAX_CONTROL_BYTES - _FIELDS_BYTES
         room -= size

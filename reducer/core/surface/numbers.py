@@ -121,3 +121,4 @@ class CoreNumbers:
     errors: Mapping[str, int]
     reserved_bytes: int
     budget_bytes: int
+    registry_records: int

@@ -31,8 +31,8 @@ _MAGIC = b"open-reduction-server registry 1\n"
 _HEAD = struct.Struct("<II")
 # The limits of the registry allow 16 MiB of documents with their overhead.
 _MOST_BYTES = 2 * limits.MAX_BYTES
-# A daemon that was killed keeps the lock until its lanes have ended too.
-LOCK_SECONDS = 1.0
+# A lane that was killed keeps the lock until the kernel has freed its memory.
+LOCK_SECONDS = 5.0
 _LOCK_INTERVAL = 0.02
 
 

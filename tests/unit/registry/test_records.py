@@ -113,8 +113,10 @@ def test_a_lease_that_is_renewed_for_less_lapses_sooner() -> None:
 def test_time_in_which_the_process_stood_still_ends_no_lease() -> None:
     found = records()
     found.lease(KEY, "a", b"", 2.0, 0.0)
+    found.lease(KEY, "b", b"", 3.0, 0.0)
     found.shift_clocks(10.0)
     assert not found.expire(11.0) and found.expire(12.0) == [KEY]
+    assert found.leases(KEY) == {"b": b""}
 
 
 def test_a_record_with_nothing_in_it_is_gone() -> None:

@@ -53,8 +53,42 @@ def test_round_trip() -> None:
         m.Suspect(1, 0, 3, "reset"),
         m.Absent(((1, "closed"),), (0, 2)),
         m.Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, ((0, 1),), ({"key": "k"},)),
+        m.RegistryCall("cas", "job", "view", 3, b"\x00", bytes(16), "h", 5, bytes(16), 9),
+        m.RegistryRecord(
+            7, "no", False, True, bytes(16), bytes(16), 9, True, 3, b"v", (("h", b"w"),), ("g",)
+        ),
     ):
         assert m.decode(type(message), m.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (m.RegistryCall, {}),
+        (m.RegistryCall, {"call": "put"}),
+        (m.RegistryCall, {"call": b"get"}),
+        (m.RegistryCall, {"call": "get", "name": "x" * 257}),
+        (m.RegistryCall, {"call": "get", "name": b"view"}),
+        (m.RegistryCall, {"call": "cas", "version": -1}),
+        (m.RegistryCall, {"call": "cas", "version": 1.0}),
+        (m.RegistryCall, {"call": "cas", "value": "text"}),
+        (m.RegistryCall, {"call": "cas", "value": bytes((48 << 10) + 1)}),
+        (m.RegistryCall, {"call": "cas", "token": bytes(17)}),
+        (m.RegistryCall, {"call": "lease", "holder": "x" * 129}),
+        (m.RegistryCall, {"call": "lease", "milliseconds": 3_600_001}),
+        (m.RegistryCall, {"call": "get", "boot": bytes(17)}),
+        (m.RegistryRecord, {"leases": {"h": b"v"}}),
+        (m.RegistryRecord, {"leases": [["h", b"v", 1]]}),
+        (m.RegistryRecord, {"leases": [["h", "v"]]}),
+        (m.RegistryRecord, {"leases": [["h", bytes(4_097)]]}),
+        (m.RegistryRecord, {"gone": [b"h"]}),
+        (m.RegistryRecord, {"done": 1}),
+        (m.RegistryRecord, {"code": 256}),
+    ],
+)
+def test_bad_values_of_the_registry(kind: Any, values: dict[str, Any]) -> None:
+    with pytest.raises(BadFrameError):
+        m.decode(kind, msgpack.packb(values))
 
 
 def test_unknown_names_are_ignored_and_defaults_fill_in() -> None:

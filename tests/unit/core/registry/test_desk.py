@@ -255,7 +255,10 @@ def test_watches_of_a_busy_record_rest() -> None:
     client.lease("b")
     client.lease("c")
     assert not watcher.parts(number)
+    late = Client(lane)
+    knows_all = late.watch(late.get())
     lane.tick(watches.REST_SECONDS)
+    assert not late.parts(knows_all)
     (answer,) = watcher.parts(number)
     assert {holder for holder, _ in answer.leases} == {"b", "c"}
 
@@ -372,6 +375,10 @@ def test_changes_that_wait_for_the_disk_are_bounded() -> None:
     end_write(lane)
     end_write(lane)
     assert other.get("big").version == 1 and clients[1].get("big").version == 1
+    for version in range(1, limits.MAX_BYTES_OF_JOB // len(value) + 2):  # nothing waits
+        number = other.start("cas", name="big", version=version, value=value)
+        end_write(lane)
+        assert other.parts(number)[0].version == version + 1
 
 
 def test_long_frames_need_an_open_registry() -> None:
@@ -423,5 +430,25 @@ def test_a_session_that_ends_leaves_no_watch() -> None:
     client = Client(lane)
     client.watch(client.get())
     client.session.disconnect()
+    desk_of_lane = lane.core._desk
+    assert not desk_of_lane._watches._of_session and not desk_of_lane._watches._of_key
     Client(lane).lease("a")
     lane.tick(30)
+
+
+def test_a_lane_that_ends_closes_its_clients_without_a_line_in_the_log() -> None:
+    lane = lane_with()
+    client = Client(lane)
+    client.watch(client.get())
+    lines = len(lane.logs)
+    lane.feed(events.Shutdown("SIGTERM"))
+    assert client.session.closed is not None and len(lane.logs) == lines
+    assert not client.parts(0) and client.error is None
+
+
+def test_the_number_of_records_is_shown() -> None:
+    lane = lane_with({("job", "view"): Document(1, b"")})
+    lane.tick()
+    Client(lane).lease("a")
+    assert lane.snapshot()["registry_records"] == 1
+    assert SimLane().snapshot()["registry_records"] == 0
