@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer_client import elastic
+from reducer_client import RoundTimeoutError, elastic
 from tests.support.elastic_job import ElasticJob
 from tests.support.frameworks import needs_extra
 
@@ -122,6 +122,29 @@ def test_a_part_of_a_sum_is_divided_for_the_ranks_that_are_in_it(join: Any, mode
         assert redone == (mode == "shrink_strict")
 
 
+def test_no_gradient_is_sent_before_the_counts_of_all_ranks_are_known(join: Any) -> None:
+    """Else a rank could be in a sum, and be lost before its count is known."""
+
+    def program(number: int) -> Any:
+        model = Weights()
+        with join(model, workers=2, rank=number, **TWO_BUCKETS) as elastic:
+            if number == 0:
+                elastic.samples = 1
+                model(inputs(0, 0, 1)).backward()
+                elastic.reduce()
+                return model.last.grad
+            zeros = np.zeros(6, np.float32)
+            early = elastic.group.all_reduce(zeros, key="elastic/gradients0", out=zeros)
+            with pytest.raises(RoundTimeoutError):
+                early.wait(0.5)
+            elastic.samples = 3
+            early.wait(30.0)
+            elastic.group.abort()
+            return None
+
+    assert torch.equal(run(2, program)[0], inputs(0, 0, 1)[0] / 4)
+
+
 def test_the_mean_over_workers_does_not_look_at_samples(join: Any) -> None:
     def program(number: int) -> Any:
         model = Weights()
@@ -140,7 +163,8 @@ def test_a_worker_without_samples_takes_part(join: Any) -> None:
         model = Weights()
         with join(model, workers=2, rank=number) as elastic:
             elastic.samples = 2 * number
-            model(inputs(number, 0, 2 * number)).backward()  # NaN without a sample
+            loss = model(inputs(number, 0, 2))
+            (loss if number else loss * float("nan")).backward()  # as of a mean of no samples
             elastic.step()
             return model.first.detach()
 
@@ -202,6 +226,16 @@ def test_founders_take_over_the_state_of_rank_0(join: Any) -> None:
             assert torch.equal(tensor, states[0][0][name]), name
         assert str(optimizer) == str(states[0][1])
     assert states[0][1]["state"][0]["step"] == 2
+
+
+def test_only_float32_gradients_are_narrowed(join: Any) -> None:
+    model = Everything(1.0)
+    with join(model, wire_dtype="bfloat16") as elastic:
+        elastic.samples = 1
+        factor = 1 + 2.0**-20
+        (model.p64.sum() * factor + model.scalar * factor).backward()
+        elastic.reduce()
+        assert (model.p64.grad == factor).all() and model.scalar.grad == 1.0
 
 
 def test_the_founding_goes_on_without_a_rank_0_that_is_lost(job: ElasticJob, join: Any) -> None:

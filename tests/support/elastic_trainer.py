@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,29 +30,54 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and their classes."""
+class Data(NamedTuple):
+    """Points and their classes, for training and for the test."""
+
+    points: torch.Tensor
+    classes: torch.Tensor
+    test: tuple[torch.Tensor, torch.Tensor]
+
+
+def synthetic() -> Data:
     rng = np.random.default_rng(7)
-    points = rng.normal(size=(SAMPLES, 20)).astype(np.float32)
+    points = rng.normal(size=(2 * SAMPLES, 20)).astype(np.float32)
     classes = (points @ rng.normal(size=(20, 5))).argmax(1)
-    return torch.from_numpy(points), torch.from_numpy(classes)
+    x, y = torch.from_numpy(points), torch.from_numpy(classes)
+    return Data(x[:SAMPLES], y[:SAMPLES], (x[SAMPLES:], y[SAMPLES:]))
+
+
+def digits() -> Data:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    x = torch.from_numpy((images[order] / 16).astype(np.float32))
+    y = torch.from_numpy(labels[order].astype(np.int64))
+    return Data(x[:1440], y[:1440], (x[1440:], y[1440:]))
 
 
 class Trainer:
-    """Trains until ``steps``, or until the epoch in which the file ``end`` appears."""
+    """Trains until ``steps`` or ``epochs``, or until the file ``end`` appears.
+
+    A worker leaves as soon as the file ``leave`` appears.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.steps, self.pause = options.pop("steps"), options.pop("pause")
         self.name, self.batch = options.pop("name"), options.pop("batch", 16)
-        self.end, self.dies_at = Path(options.pop("end", "")), options.pop("dies_at", -1)
+        self.epochs = options.pop("epochs", 1 << 40)
+        self.end, self.leave = (Path(options.pop(name, "")) for name in ("end", "leave"))
+        self.dies_at = options.pop("dies_at", -1)
+        self.is_over = self.steps < 1
+        self.data = digits() if options.pop("data", "") == "digits" else synthetic()
+        features, kinds = self.data.points.shape[1], int(self.data.classes.max()) + 1
         torch.manual_seed(self.name)  # the workers differ until they are in
-        hidden = nn.Linear(20, 300)
-        self.model = nn.Sequential(hidden, nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 5))
+        hidden = nn.Linear(features, 300)
+        self.model = nn.Sequential(hidden, nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, kinds))
         hidden.weight.register_post_accumulate_grad_hook(lambda _: self.maybe_die())
         kind = options.pop("optimizer", "momentum")
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
         self.rate = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [40, 100], gamma=0.5)
-        self.points, self.classes = data()
         self.options = options
 
     def run(self) -> None:
@@ -60,30 +85,30 @@ class Trainer:
         with Elastic(
             self.model, self.optimizer, rank=self.name, extra={"rate": self.rate}, **self.options
         ) as self.elastic:
-            self.shards = self.elastic.shards(SAMPLES, self.batch)
+            self.shards = self.elastic.shards(len(self.data.points), self.batch)
             self.say("in", seconds=time.monotonic() - began)
-            while not self.is_over():
+            while not self.is_over:
                 for indices in self.shards:
                     self.train(indices)
-                    if self.is_over():
+                    if self.is_over:
                         break
-                stop = self.elastic.group.all_reduce(np.array([self.end.is_file()]), key="end")
-                if stop.wait()[0]:
-                    break
-            self.say("end")
-
-    def is_over(self) -> bool:
-        return self.elastic.steps >= self.steps
+            self.say("end", accuracy=self.accuracy())
 
     def train(self, indices: list[int]) -> None:
         elastic = self.elastic
         before = {"era": elastic.group.era, "epoch": self.shards.epoch, "step": elastic.steps}
         if len(indices) > 1:  # as batch norm demands
-            scores = self.model(self.points[indices])
-            nn.functional.cross_entropy(scores, self.classes[indices]).backward()
+            scores = self.model(self.data.points[indices])
+            nn.functional.cross_entropy(scores, self.data.classes[indices]).backward()
+        # Of the step, like its gradients: a worker that joins takes no part in calls after it.
+        ends = elastic.group.all_reduce(np.array([self.end.is_file()]), key="end").wait()
         elastic.reduce()
         members = sorted(elastic._reduced[0]) if elastic._reduced else []
         is_new = elastic.step(self.rate.step)
+        self.is_over = (
+            bool(ends[0]) or elastic.steps >= self.steps or self.shards.epoch >= self.epochs
+            or self.leave.is_file()
+        )  # fmt: skip
         self.say("step", new_era=is_new, samples=indices, members=members, exact=True,
                  ledgers=[[[0, len(members)]]], **before)  # fmt: skip
         time.sleep(self.pause)
@@ -103,6 +128,11 @@ class Trainer:
             "digest": digest(list(self.model.parameters())), "moments": self.moments(),
             "at": time.monotonic(), **fields,
         })  # fmt: skip
+
+    def accuracy(self) -> float:
+        points, classes = self.data.test
+        self.model.eval()
+        return float((self.model(points).argmax(1) == classes).float().mean())
 
     def moments(self) -> str:
         state = self.optimizer.state_dict()["state"]
