@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bench.allreduce.cases import Array, Case
 
 if TYPE_CHECKING:
-    from reducer_client import Work
+    from reducer_client import Group, Work
 
 Action = Callable[[], object]
 REDUCERS, PLUGIN, GLOO, MPI = "reducers", "plugin", "gloo", "mpi"
-PEERS = (GLOO, MPI, PLUGIN)
+ELASTIC = "elastic"  # the reducers, with workers that may come and go
+PEERS = (GLOO, MPI, PLUGIN, ELASTIC)
+OVER_REDUCERS = (REDUCERS, PLUGIN, ELASTIC)
 # Pieces of an array in flight: as many as NCCL's requests of a group.
 _UNDER_WAY = 8
 
@@ -40,6 +42,7 @@ def open_contender(name: str, setup: Mapping[str, Any], rank: int) -> Contender:
     """Join a contender; ``setup`` is what the coordinator sends to all workers (see `run`)."""
     kinds: dict[str, Callable[[Mapping[str, Any], int], Contender]]
     kinds = {REDUCERS: _Reducers, PLUGIN: _Plugin, GLOO: _Gloo, MPI: _Mpi}
+    kinds[ELASTIC] = _Elastic
     return kinds[name](setup, rank)
 
 
@@ -54,7 +57,7 @@ class _Reducers:
         import reducer_client
 
         self._piece = setup["piece"]
-        self._group = reducer_client.connect(
+        self._group: Group = reducer_client.connect(
             setup["addresses"],
             job="bench",
             rank=rank,
@@ -82,6 +85,20 @@ class _Reducers:
 
     def close(self) -> None:
         self._group.close()
+
+
+class _Elastic(_Reducers):
+    def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
+        from reducer_client import elastic
+
+        self._piece = setup["piece"]
+        self._group = elastic.connect(
+            setup["addresses"],
+            job="bench-elastic",
+            rank=rank,
+            workers=setup["workers"],
+            **setup["connect"],
+        )
 
 
 class _Plugin:

@@ -14,7 +14,7 @@ from typing import Any
 from bench import machine
 from bench.allreduce import mpi
 from bench.allreduce.cases import Case
-from bench.allreduce.contenders import MPI, PLUGIN, REDUCERS, can_reduce
+from bench.allreduce.contenders import ELASTIC, MPI, OVER_REDUCERS, can_reduce
 from bench.allreduce.crew import Crew
 from bench.allreduce.options import Options
 from bench.allreduce.site import Site, open_site
@@ -36,7 +36,11 @@ def measure(options: Options) -> Iterator[Line]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         crew = stack.enter_context(Crew(options.workers, folder / "crew"))
         credit = ["--credit", options.credit] if options.credit else []
-        addresses = fleet.start_reducers(site.reducers, *credit, lanes=options.lanes)
+        # The first keeps the registry, which a contender needs.
+        registry = ["--registry", str(folder / "registry")] if ELASTIC in options.peers else []
+        first, others = site.reducers[:1], site.reducers[1:]
+        addresses = fleet.start_reducers(first, *credit, *registry, lanes=options.lanes)
+        addresses += fleet.start_reducers(others, *credit, lanes=options.lanes)
         _start_workers(options, site, fleet, crew)
         words = crew.meet(_START_SECONDS, fleet.check)
         crew.order("join", **_setup(options, site, addresses, folder))
@@ -74,7 +78,7 @@ def _take_turn(case: Case, contender: str, crew: Crew, fleet: Fleet) -> Line:
         "dtype": case.dtype.name,
         "wire_dtype": case.wire_dtype,
         "seconds": [round(max(by_rank), 7) for by_rank in ranks],
-        "reducer_cpu": round(used, 6) if contender in (REDUCERS, PLUGIN) else 0.0,
+        "reducer_cpu": round(used, 6) if contender in OVER_REDUCERS else 0.0,
         "worker_cpu": round(sum(answer["cpu"] for answer in answers), 6),
         "nic_sent": sum(answer["sent"] for answer in answers) // len(answers),
         "cpu_busy": round(busy, 2),

@@ -13,8 +13,14 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from bench.report.results import HEADERS, REDUCERS, Run, Series
 from bench.report.table import describe, short_size, short_type
 
-_COLORS = {REDUCERS: "#0b6e4f", "gloo": "#c8553d", "mpi": "#6c6f7d", "plugin": "#3a5a9b"}
-_MARKERS = {REDUCERS: "o", "gloo": "s", "mpi": "^", "plugin": "D"}
+_COLORS = {
+    REDUCERS: "#0b6e4f",
+    "gloo": "#c8553d",
+    "mpi": "#6c6f7d",
+    "plugin": "#3a5a9b",
+    "elastic": "#9b3a7d",
+}
+_MARKERS = {REDUCERS: "o", "gloo": "s", "mpi": "^", "plugin": "D", "elastic": "v"}
 # The least number of sizes for a curve.
 _LEAST_POINTS = 3
 _PANEL = (6.0, 3.8)

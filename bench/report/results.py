@@ -18,7 +18,7 @@ from reducer.shares import least_time
 
 Line = dict[str, Any]
 REDUCERS = "reducers"
-_OVER_REDUCERS = (REDUCERS, "plugin")
+_OVER_REDUCERS = (REDUCERS, "plugin", "elastic")
 # A frame of 1,514 bytes carries 1,448 bytes of TCP payload.
 HEADERS = 1.045
 _SMALL = 1 << 20

@@ -461,6 +461,7 @@ class RegistryCall:
     milliseconds: int = _wire(_MILLISECONDS, default=0)
     boot: bytes = _wire(_bytes(INCARNATION_BYTES), default=b"")
     revision: int = _wire(_COUNT, default=0)
+    incarnation: bytes = _wire(_bytes(INCARNATION_BYTES), default=b"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +87,17 @@ def test_cas_sets_only_the_version_that_is_there(
     assert done and second.version > first.version and second.value == b"second"
     done, found = one.cas(name, first.version, b"late")
     assert not done and found == second == one.get(name)
+
+
+def test_cas_of_another_incarnation_changes_nothing(
+    clients: Callable[[], Registry], name: str
+) -> None:
+    one = clients()
+    seen = one.get(name)
+    done, found = one.cas(name, seen.version, b"x", secrets.token_hex(16))
+    assert not done and (found.version, found.value) == (0, b"")
+    done, found = one.cas(name, seen.version, b"x", seen.incarnation)
+    assert done and found.value == b"x"
 
 
 def test_cas_of_a_version_that_is_to_come_fails(clients: Callable[[], Registry], name: str) -> None:

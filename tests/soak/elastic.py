@@ -1,7 +1,7 @@
 """Workers of an elastic job are killed, stopped and cut off, and new ones take their places.
 
-After each loss, every survivor goes on with the same bits; every sum is, to the unit, the sum of the
-contributions that its ledger names.
+After each loss, every survivor goes on with the same bits. Every sum is, to the unit, the sum of
+the contributions that its ledger names.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ElasticJob:
         self, folder: Path, reducers: int = 2, worker_silence: float = 5.0,
         router: Router | None = None, program: str = "elastic_worker",
     ) -> None:  # fmt: skip
-        """With a router, whose hosts are w0, w1 ... and r0, r1 ..., each has a network of its own."""
+        """With a router of hosts w0, w1 ... and r0, r1 ..., each process has its own network."""
         self.folder = folder
         self.silence = worker_silence
         self.router = router

@@ -54,8 +54,10 @@ Route Route::without(const std::vector<uint32_t>& ranks, uint32_t epoch) const {
   Route next = *this;
   next.number = number + 1;
   std::fill(next.since.begin(), next.since.end(), next.number);
-  for (const uint32_t rank : ranks) next.lost.push_back({epoch, rank});
-  std::sort(next.lost.end() - static_cast<ptrdiff_t>(ranks.size()), next.lost.end(),
+  for (const uint32_t rank : ranks) {
+    if (!next.is_out(rank)) next.lost.push_back({epoch, rank});
+  }
+  std::sort(next.lost.begin() + static_cast<ptrdiff_t>(lost.size()), next.lost.end(),
             [](const Loss& a, const Loss& b) { return a.rank < b.rank; });
   return next;
 }

@@ -43,7 +43,9 @@ class JobRecord:
 
         Raises the errors of `Registry.cas`.
         """
-        done, record = self.registry.cas(self.name, seen.version, document.encode())
+        done, record = self.registry.cas(
+            self.name, seen.version, document.encode(), seen.incarnation
+        )
         self._take(record)
         return done
 

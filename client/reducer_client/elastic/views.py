@@ -76,8 +76,11 @@ class Views:
                     if lost:
                         self._exclude(document, lost)
                 self._tell()
-            except EngineError:  # the engine has ended
-                return
+            except EngineError as error:
+                if self._engine.error is not None:  # the engine has ended
+                    return
+                logger.error("the view of the job's document: %s", error.args[1])
+                self._is_stopped.wait(_NAP)
             except ReducerError as error:
                 if not self._warned:
                     logger.warning("a worker is lost, and the registry cannot be told: %s", error)
@@ -92,9 +95,12 @@ class Views:
         seen = self._record.record
         if self._record.document is not document:
             return  # another member was faster
-        gone = [rank for rank, _, _ in lost]
-        left = [rank for rank in self.members if rank not in gone]
-        texts = "; ".join(text for _, _, text in lost)
+        members = self.members
+        gone = [rank for rank, _, _ in lost if rank in members]  # others are out by now
+        if not gone:
+            return
+        left = [rank for rank in members if rank not in gone]
+        texts = "; ".join(text for rank, _, text in lost if rank in gone)
         if len(left) < self._min_workers:
             self._engine.lose(
                 gone[0],

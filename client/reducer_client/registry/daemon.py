@@ -84,7 +84,9 @@ class DaemonRegistry:
     def get(self, name: str) -> Record:
         return self._get(name, self._base(name), 0.0, time.monotonic() + self._timeout)
 
-    def cas(self, name: str, version: int, value: bytes) -> tuple[bool, Record]:
+    def cas(
+        self, name: str, version: int, value: bytes, incarnation: str = ""
+    ) -> tuple[bool, Record]:
         with client_errors():
             limits.check_name(name)
             limits.check_document(value)
@@ -98,6 +100,7 @@ class DaemonRegistry:
                     "cas",
                     name=name,
                     version=version,
+                    incarnation=bytes.fromhex(incarnation),
                     value=bytes(value),
                     token=secrets.token_bytes(TOKEN_BYTES),
                     boot=base.boot,

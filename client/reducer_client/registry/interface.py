@@ -66,8 +66,13 @@ class Registry(Protocol):
     def get(self, name: str) -> Record:
         """Return the record. A record that does not exist has version 0 and no leases."""
 
-    def cas(self, name: str, version: int, value: bytes) -> tuple[bool, Record]:
+    def cas(
+        self, name: str, version: int, value: bytes, incarnation: str = ""
+    ) -> tuple[bool, Record]:
         """Compare and set: replace the document if its version is still ``version``.
+
+        With ``incarnation``, a registry that has lost its documents meanwhile changes nothing: its
+        first version is not the one that the caller has seen.
 
         Returns whether this call has replaced the document, and the record after the call. A
         registry with a disk has written the document there.

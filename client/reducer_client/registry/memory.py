@@ -58,12 +58,14 @@ class MemoryRegistry:
         with self._locked(name) as (key, _):
             return self._shared.record(key)
 
-    def cas(self, name: str, version: int, value: bytes) -> tuple[bool, Record]:
+    def cas(
+        self, name: str, version: int, value: bytes, incarnation: str = ""
+    ) -> tuple[bool, Record]:
         with self._locked(name) as (key, now):
             records = self._shared.records
             limits.check_document(value)
             before = records.document(key)
-            is_set = before.version == version
+            is_set = before.version == version and incarnation in ("", self._shared.incarnation)
             if is_set:
                 document = records.next_document(key, before, bytes(value), b"", now)
                 records.set_document(key, document, now)

@@ -126,7 +126,9 @@ class StoreRegistry:
             limits.check_name(name)
         return self._do(lambda store: self._read(store, name))
 
-    def cas(self, name: str, version: int, value: bytes) -> tuple[bool, Record]:
+    def cas(
+        self, name: str, version: int, value: bytes, incarnation: str = ""
+    ) -> tuple[bool, Record]:
         with client_errors():
             limits.check_name(name)
             limits.check_document(value)
@@ -135,6 +137,8 @@ class StoreRegistry:
         def set_(store: TCPStore) -> tuple[bool, Record]:
             nonlocal tries
             tries += 1
+            if incarnation not in ("", self._incarnation):
+                return False, self._read(store, name)
             return self._set(store, name, version, new, token)
 
         done, record = self._do(set_)

@@ -174,7 +174,9 @@ class Desk:
         key, call = wanted.key, wanted.call
         before = self._staged.get(key) or self._records.document(key)
         done = bool(call.token) and call.token in before.tokens  # the answer was lost
-        if not done and before.version == call.version:
+        assert self._contents is not None
+        is_meant = call.incarnation in (b"", self._contents.incarnation)
+        if not done and is_meant and before.version == call.version:
             try:
                 document = self._records.next_document(key, before, call.value, call.token, now)
             except QuotaError as error:
