@@ -88,7 +88,7 @@ class Elastic:
             self._summed = {id(parameter) for parameter in parameters}
             self._gradients = Gradients(
                 self.group,
-                parameters,
+                [p for p in parameters if p.numel()],
                 bucket_bytes=int(bucket_cap_mb * (1 << 20)),
                 keeps=on_worker_loss == "shrink_strict",
                 by_samples=by_samples,
@@ -248,11 +248,14 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 "module (model.module of a DistributedDataParallel). Elastic sums the gradients "
                 "itself"
             )
+    if not any(p.requires_grad and p.numel() for p in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient")
     known = set()
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise TypeError(f"parameter {name!r} has no shape yet: run a forward pass first")
-        with_memory(parameter.detach())
+        if with_memory(parameter.detach()).device.type not in ("cpu", "cuda"):
+            raise TypeError(f"parameter {name!r} on {parameter.device}: expected cpu or cuda")
         known.add(id(parameter))
     for group in optimizer.param_groups:
         if any(id(parameter) not in known for parameter in group["params"]):
