@@ -20,7 +20,7 @@ ENDLESS = 1 << 40
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[ElasticJob]:
-    with ElasticJob(tmp_path, worker_silence=1.0, program="elastic_trainer") as job:
+    with ElasticJob(tmp_path, program="elastic_trainer") as job:
         yield job
 
 

@@ -36,7 +36,7 @@ def join(addresses: list[str], job: str) -> Callable[..., Any]:
     def join(model: Any, optimizer: Any = None, workers: int = 1, **options: Any) -> Any:
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
         return Elastic(
-            model, optimizer, addresses, workers=workers, job=job, worker_silence=1.0,
+            model, optimizer, addresses, workers=workers, job=job,
             join_timeout=30.0, step_timeout=30.0, **options,
         )  # fmt: skip
 
@@ -299,6 +299,23 @@ def test_the_founding_goes_on_without_a_rank_0_that_is_lost(
 
     _, *ends = run(3, program)
     assert all(torch.equal(end, torch.ones(6)) for end in ends)
+
+
+def test_gradients_are_clipped_and_scaled_between_the_sums_and_the_update(join: Any) -> None:
+    def program(number: int) -> Any:
+        model, called = Weights(), list[int]()
+        with join(model, workers=2, rank=number, by_samples=False) as elastic:
+            (model(inputs(number, 0, 1)) * 8).backward()
+            elastic.reduce()
+            for parameter in model.parameters():
+                parameter.grad /= 8
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+            elastic.step(update=lambda: (called.append(1), elastic._optimizer.step()))
+            assert called == [1] and model.first.grad is None
+            return model.first.detach()
+
+    mean = (inputs(0, 0, 1)[0] + inputs(1, 0, 1)[0]) / 2
+    assert all(torch.equal(end, -mean.clamp(-1, 1)) for end in run(2, program))
 
 
 def test_wrapped_models_are_refused_with_what_to_do(join: Any) -> None:

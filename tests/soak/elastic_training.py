@@ -17,7 +17,7 @@ from tests.soak import Figures, Say, milliseconds
 from tests.support.elastic_job import ElasticJob, ElasticWorker
 
 LEAST, MOST = 2, 4
-SILENCE = 1.0  # seconds; a worker that stands still is lost then
+SILENCE = 3.0  # seconds; a worker that stands still is lost then. Four import torch beside others
 ENDLESS = 1 << 40
 TOLERANCE = 0.01
 EPOCHS = 60  # of the undisturbed training, at most; the accuracy is final long before

@@ -45,6 +45,7 @@ class Elastic:
             `shards`. Else average over the workers, as DDP does.
         extra: further objects with ``state_dict`` and ``load_state_dict``, such as schedulers.
         wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
+            A gradient is multiplied by the number of samples, so float16 may overflow.
         options: further options of `reducer_client.elastic.connect`.
 
     Raises:
@@ -180,7 +181,12 @@ class Elastic:
                 )
         self._reduced = self._gradients.reduce()
 
-    def step(self, after: Callable[[], object] | None = None) -> bool:
+    def step(
+        self,
+        after: Callable[[], object] | None = None,
+        *,
+        update: Callable[[], object] | None = None,
+    ) -> bool:
         """End a training step: gradients, ``optimizer.step()``, ``zero_grad()``.
 
         Without any sample in the step, as if the workers that had samples were lost, the optimizer
@@ -190,6 +196,7 @@ class Elastic:
             after: called after the optimizer's step. What the step changes besides the optimizer,
                 such as a scheduler, must be changed here: workers that join take over the state
                 at the end of the call.
+            update: called instead of ``optimizer.step()``, for a GradScaler for example.
 
         Returns:
             Whether a new era has begun: there are other workers, and ``rank`` and ``world_size``
@@ -203,7 +210,7 @@ class Elastic:
         assert self._reduced is not None
         (members, has_samples), self._reduced = self._reduced, None
         if has_samples:
-            self._optimizer.step()
+            (update or self._optimizer.step)()
         self._model.zero_grad(set_to_none=True)
         if self._shards is not None:
             self._shards.end_step(members)
