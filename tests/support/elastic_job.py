@@ -20,16 +20,16 @@ PATIENCE = 60.0
 
 
 class ElasticWorker:
-    """One process of `tests.support.elastic_worker`; its lines are read from a file."""
+    """One process of a program of `tests.support`; its lines are read from a file."""
 
-    def __init__(self, folder: Path, name: int, options: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, name: int, program: str, options: dict[str, Any]) -> None:
         self.name = name
         self._said: list[dict[str, Any]] = []
         self._read = 0
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.elastic_worker", json.dumps(options)],
+                [sys.executable, "-m", f"tests.support.{program}", json.dumps(options)],
                 stdout=out, stderr=err, env=environment(),
             )  # fmt: skip
 
@@ -79,12 +79,13 @@ class ElasticJob:
 
     def __init__(
         self, folder: Path, reducers: int = 2, worker_silence: float = 5.0,
-        router: Router | None = None,
+        router: Router | None = None, program: str = "elastic_worker",
     ) -> None:  # fmt: skip
         """With a router of hosts w0, w1 ... and r0, r1 ..., each process has its own network."""
         self.folder = folder
         self.silence = worker_silence
         self.router = router
+        self._program = program
         self.ports = free_ports(reducers)
         self.addresses = [
             f"{'127.0.0.1' if router is None else router.address(f'r{n}')}:{port}"
@@ -111,7 +112,7 @@ class ElasticJob:
         self.daemons[0].kill()
 
     def start(self, name: int, **options: Any) -> ElasticWorker:
-        worker = ElasticWorker(self.folder, name, {
+        worker = ElasticWorker(self.folder, name, self._program, {
             "addresses": self.addresses, "job": "elastic", "name": name, "pause": 0.01,
             "join_timeout": 40.0, "worker_silence": self.silence, **options,
         })  # fmt: skip

@@ -68,6 +68,7 @@ class ElasticGroup(Group):
         self._views: Views | None = None
         self._flag: Work[Array] | None = None
         self._step = 0
+        self._settled = 0
         self._has_state = False
         self._membership = weakref.finalize(self, _leave, record, lease)
         self._document = document
@@ -96,6 +97,29 @@ class ElasticGroup(Group):
         """Whether the job has no state yet: nobody had one when this era began."""
         return self._document.holders == 0
 
+    @property
+    def settled(self) -> int:
+        """The last step that is complete at every member, in the numbers of `steps`.
+
+        Only a settled step may be written to a checkpoint: if the only workers that completed a
+        step die, the others make this step anew, with other contributions. A step is settled when
+        the next call of `step` returns, or when `settle` returns.
+        """
+        flag = self._flag
+        if flag is not None and flag.done and flag.exception() is None:
+            return self._step
+        return self._settled
+
+    def settle(self) -> int:
+        """Wait until every member has completed the last step. Returns its number.
+
+        Raises the errors of `step`.
+        """
+        if self._flag is not None:
+            self._wait(self._flag)
+            self._settled = self._step
+        return self._settled
+
     def step(self) -> bool:
         """End a step: all collectives of the step are done, and their results are in use.
 
@@ -109,7 +133,9 @@ class ElasticGroup(Group):
         self._step += 1
         self._has_state = self._synced = True
         before, self._flag = self._flag, self._tell_wish()
-        if before is None or not self._wait(before)[0]:
+        waits = before is not None and self._wait(before)[0]
+        self._settled = self._step - 1
+        if not waits:
             return False
         self._wait(self._flag)  # all have come here: none of them is in a step
         self._go_on(None)
@@ -226,6 +252,7 @@ class ElasticGroup(Group):
                 states.ignore(self, 0)
             else:
                 self._step = states.receive(self, self._state, 0)
+        self._settled = self._step
         self._has_state = self._synced = document.holders > 0
 
     def _end_era(self) -> None:

@@ -6,16 +6,22 @@ or, over another backend:
 
 model = DistributedDataParallel(net)
 reducer_client.torch.attach(model, group)
+
+or, with workers that come and go:
+
+with reducer_client.torch.Elastic(model, optimizer, workers=4) as elastic: ...
 """
 
 from __future__ import annotations
 
 from reducer_client import torch_autoload
 from reducer_client.torch.backend.options import Options
+from reducer_client.torch.elastic.training import Elastic
 from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach
 from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
 
 __all__ = [
+    "Elastic",
     "Options",
     "ReductionState",
     "TopKState",

@@ -83,6 +83,8 @@ ALLOWED = {
     "reducer_client.torch.backend": TORCH
     | {f"reducer_client.torch.{name}" for name in ("calls", "hierarchy", "tensors")},
     "reducer_client.torch.hook": TORCH | {"reducer_client.torch.tensors"},
+    "reducer_client.torch.elastic": TORCH
+    | {"reducer_client.elastic", "reducer_client.torch.tensors"},
     "reducer_client.horovod": {*CLIENT, "msgpack"},
     "reducer_client.horovod.torch": {*CLIENT, "torch"},
     "reducer_client.horovod.keras": {*CLIENT, "keras"},

@@ -108,3 +108,23 @@ def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
 def _factor(op: Any) -> Any:
     """The factor of PREMUL_SUM. Torch 2.12 and earlier show it only in the pickled state."""
     return op.__getstate__()[1]
+
+
+def as_stored(tensor: torch.Tensor) -> Array:
+    """A contiguous host tensor as an array of its shape, for moving only.
+
+    Values of dtypes that NumPy lacks become unsigned integers of the same width.
+    """
+    return _array(tensor.view(-1), _stored_dtype(tensor.dtype)).reshape(tensor.shape)
+
+
+def from_stored(array: Array, dtype: str) -> torch.Tensor:
+    """The tensor of `as_stored`, in the memory of the array."""
+    return torch.from_numpy(array).view(getattr(torch, dtype))
+
+
+def _stored_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    try:
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    except TypeError:
+        return np.dtype(f"u{dtype.itemsize}")

@@ -1,0 +1,1 @@
+"""Training with PyTorch while workers come and go: `Elastic`."""
