@@ -62,6 +62,21 @@ def test_a_worker_that_stood_still_is_told_that_the_others_went_on(job: ElasticJ
     ended_alike(job, first, third)
 
 
+def test_the_lowest_rank_may_leave_and_the_job_be_founded_again(job: ElasticJob) -> None:
+    """Regression: the rank that makes the routes waited 10 s for the others, and they for it."""
+    first = job.start(0, workers=3, steps=20)
+    others = [job.start(name, workers=3, steps=80) for name in (1, 2)]
+    assert first.wait() == 0, first.errors
+    ended_alike(job, *others)
+    at = {step["step"]: step["at"] for step in others[0].steps}
+    assert max(at[n + 1] - at[n] for n in range(15, 30)) < 5.0
+    again = job.start(3, workers=1, steps=3)
+    began = time.monotonic()
+    assert again.wait() == 0, again.errors
+    assert time.monotonic() - began < 10.0, "it waited for workers that had left"
+    assert again.first("in")["step"] == 0
+
+
 def test_with_too_few_workers_the_survivors_name_who_is_gone(job: ElasticJob) -> None:
     first, second, third = start(job, 3, 5_000, min_workers=3)
     second.kill()

@@ -12,18 +12,20 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from reducer.wire.codes import MAX_DOCUMENT_BYTES
 from reducer_client import joining
 from reducer_client.config import Settings
 from reducer_client.elastic.candidates import LEASE_SECONDS, Candidate, candidates
-from reducer_client.elastic.document import Document
+from reducer_client.elastic.document import Document, decode
 from reducer_client.elastic.layout import Layout, unpack
 from reducer_client.elastic.record import JobRecord
 from reducer_client.engine import Engine
 from reducer_client.errors import JoinError, PeerLostError, ReducerError
 from reducer_client.hosted.reducers import Reducers
+from reducer_client.registry.interface import Lease
 from reducer_client.reports import logger
 
 # Seconds without a lease of any member before a job counts as dead. Leases come back within a third
@@ -79,7 +81,7 @@ class Eras:
             now = time.monotonic()
             if document is not None and record.living(record.record) & set(document.members):
                 alone_since = now
-            is_dead = document is not None and now - alone_since >= _DEAD
+            is_dead = document is not None and (not document.members or now - alone_since >= _DEAD)
             if (document is None or is_dead) and len(waiting) >= terms.size:
                 self._found(document, waiting)
             if now >= until:
@@ -94,6 +96,17 @@ class Eras:
         if self._record.document is document:
             following = document.next_era(members, holders, step, seen.incarnation)
             self._record.propose(seen, following)
+
+    def leave(self, lease: Lease) -> None:
+        """Give the lease back. The last that leaves notes that nobody is in the job any more."""
+        lease.close()
+        with suppress(ReducerError):
+            record = self._record.registry.get(self._record.name)
+            document = decode(record.value)
+            if document is None or self._record.living(record) & set(document.members):
+                return
+            nobody = document.next_era((), 0, 0, record.incarnation)
+            self._record.propose(record, nobody)
 
     def newcomers(self, document: Document) -> list[Candidate]:
         """The processes that wait to be taken in, and bring a state like ours."""
@@ -115,7 +128,7 @@ class Eras:
         )
         reducers = Reducers(settings.addresses)
         engine = joining.make_engine(settings, terms.trust, reducers, incarnation=terms.me)
-        with _GivesUp(engine, self._record, document):
+        with _GivesUp(engine, self._record, document, terms.me):
             joining.start(engine)
         return settings, engine
 
@@ -171,7 +184,8 @@ class Eras:
 class _GivesUp:
     """Ends an engine that joins as soon as its era cannot form any more."""
 
-    def __init__(self, engine: Engine, record: JobRecord, document: Document) -> None:
+    def __init__(self, engine: Engine, record: JobRecord, document: Document, me: bytes) -> None:
+        self._me = me
         self._engine = engine
         self._record = record
         self._document = document
@@ -193,7 +207,9 @@ class _GivesUp:
         members = set(self._document.members)
         while not self._is_over.wait(_NAP):
             document = self._record.document
-            missing = members - self._record.living(self._record.record)
+            living = self._record.living(self._record.record)
+            # Without our own lease, the registry has just been started again.
+            missing = members - living if self._me in living else set()
             if document is not None and document.era > self._document.era:
                 self._why = f"era {self._document.era} was over before it had formed"
             elif missing and time.monotonic() - began > LEASE_SECONDS:

@@ -143,6 +143,9 @@ class ElasticGroup(Group):
 
     def close(self, timeout: float = 10.0) -> None:
         super().close(timeout)
+        self._stop_views()
+        if self._membership.alive:
+            self._eras.leave(self._lease)
         self._end_membership()
 
     def abort(self, timed_out: str = "") -> None:
