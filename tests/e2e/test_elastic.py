@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import Daemon
 from tests.support.elastic_job import ElasticJob, ElasticWorker
 
 
@@ -75,6 +76,24 @@ def test_the_lowest_rank_may_leave_and_the_job_be_founded_again(job: ElasticJob)
     assert again.wait() == 0, again.errors
     assert time.monotonic() - began < 10.0, "it waited for workers that had left"
     assert again.first("in")["step"] == 0
+
+
+def test_reducers_come_and_go(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, reducers=1) as job:
+        listing = tmp_path / "reducers"
+        listing.write_text(job.addresses[0])
+        options = {"discover": str(listing), "end": str(tmp_path / "end")}
+        first, second = start(job, 2, 1 << 30, **options)
+        with Daemon() as late:
+            listing.write_text(f"{job.addresses[0]} {late.address}")
+            job.wait_until(lambda: first.steps[-1]["era"] == 1, "no era with the new reducer")
+            job.wait_for_step([first, second], first.steps[-1]["step"] + 5)
+            (run,) = late.stats()["lanes"][0]["report"]["runs"]
+            assert run["rounds"] > 5 and run["connected"] == 2
+            listing.write_text(job.addresses[0])
+            job.wait_until(lambda: first.steps[-1]["era"] == 2, "no era without the reducer")
+        (tmp_path / "end").touch()
+        ended_alike(job, first, second)
 
 
 def test_with_too_few_workers_the_survivors_name_who_is_gone(job: ElasticJob) -> None:
