@@ -138,7 +138,7 @@ class Controls:
     def _put_out(self, run: Run, now: float, out: list[Output]) -> None:
         """Close the connections of ranks that are out; the route that says so is sent already."""
         members = self._roster.runs[run.name, run.run_id]
-        for session in members.put_out():
+        for session in members.put_out(now):
             gone = self._roster.sessions[session]
             out += self._refusals.close(gone, f"{gone} is out of the run", now)
         if members.all_left:

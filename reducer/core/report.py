@@ -87,6 +87,7 @@ def run_numbers(run: Run, ranks: int) -> RunNumbers:
         waiting=(),
         reconnects=run.reconnects,
         failovers=run.failovers,
+        lost_workers=len(run.view.out),
         stats_walks=run.stalls.walks,
         stats_shared=run.stalls.shared,
         refused_rounds=run.mismatches.refused,
@@ -120,6 +121,7 @@ def run_report(members: Members, now: float, rounds: int) -> RunReport:
         bytes_out=run.results.bytes_out,
         lateness=most(run.contributions.waits.waited),
         disconnected=[rank for rank, _ in disconnected],
+        lost=[(rank, now - at, reason[:KEY_SHOWN]) for rank, at, reason in members.losses],
         waiting=[_waiting(round_, now) for round_ in waiting],
     )
 

@@ -73,6 +73,15 @@ class RankStatus:
     absent_from: Wait | None = None
 
 
+@dataclass(frozen=True)
+class LostRank:
+    """A rank without which the run goes on since `seconds`, and why."""
+
+    rank: int
+    seconds: float
+    reason: str
+
+
 @dataclass
 class RunStatus:
     """One run of a job.
@@ -95,6 +104,7 @@ class RunStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     ranks: list[RankStatus] = field(default_factory=list)
+    lost: list[LostRank] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -148,6 +158,16 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
     )
 
 
+def _lost(lanes: list[dict[str, Any]]) -> list[LostRank]:
+    """The lost ranks of a run, the last one first, each as the lane saw it that lost it first."""
+    found: dict[int, LostRank] = {}
+    for lane in lanes:
+        for rank, seconds, reason in lane.get("lost", ()):  # none from older releases
+            if rank not in found or found[rank].seconds < seconds:
+                found[rank] = LostRank(rank, seconds, reason)
+    return sorted(found.values(), key=lambda lost: lost.seconds)
+
+
 def _run(parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
     lanes = [lane for _, lane in parts]
     run = RunStatus(
@@ -160,6 +180,7 @@ def _run(parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
         rounds=max(lane["rounds"] for lane in lanes),
         bytes_in=sum(lane["bytes_in"] for lane in lanes),
         bytes_out=sum(lane["bytes_out"] for lane in lanes),
+        lost=_lost(lanes),
     )
     ranks: dict[int, RankStatus] = {}
 

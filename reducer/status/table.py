@@ -44,6 +44,10 @@ def _run(run: RunStatus) -> Iterator[str]:
     yield f"job {run.title!r}{run_text(run)}"
     if run.joined is not None:
         return
+    for lost in run.lost[:RANKS_SHOWN]:
+        yield f"  without rank {lost.rank} since {duration(lost.seconds)}: {lost.reason}"
+    if len(run.lost) > RANKS_SHOWN:
+        yield f"  and without {len(run.lost) - RANKS_SHOWN} more"
     late = [rank for rank in run.ranks if is_late(rank)]
     if not late:
         yield "  nobody is late"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import Daemon
 from tests.support.elastic_job import ElasticJob, ElasticWorker
 
 
@@ -60,6 +61,39 @@ def test_a_worker_that_stood_still_is_told_that_the_others_went_on(job: ElasticJ
     error = second.first("error")
     assert error["kind"] == "PeerLostError" and error["reason"] in ("excluded", "lost"), error
     ended_alike(job, first, third)
+
+
+def test_the_lowest_rank_may_leave_and_the_job_be_founded_again(job: ElasticJob) -> None:
+    """Regression: the rank that makes the routes waited 10 s for the others, and they for it."""
+    first = job.start(0, workers=3, steps=20)
+    others = [job.start(name, workers=3, steps=80) for name in (1, 2)]
+    assert first.wait() == 0, first.errors
+    ended_alike(job, *others)
+    at = {step["step"]: step["at"] for step in others[0].steps}
+    assert max(at[n + 1] - at[n] for n in range(15, 30)) < 5.0
+    again = job.start(3, workers=1, steps=3)
+    began = time.monotonic()
+    assert again.wait() == 0, again.errors
+    assert time.monotonic() - began < 10.0, "it waited for workers that had left"
+    assert again.first("in")["step"] == 0
+
+
+def test_reducers_come_and_go(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, reducers=1) as job:
+        listing = tmp_path / "reducers"
+        listing.write_text(job.addresses[0])
+        options = {"discover": str(listing), "end": str(tmp_path / "end")}
+        first, second = start(job, 2, 1 << 30, **options)
+        with Daemon() as late:
+            listing.write_text(f"{job.addresses[0]} {late.address}")
+            job.wait_until(lambda: first.steps[-1]["era"] == 1, "no era with the new reducer")
+            job.wait_for_step([first, second], first.steps[-1]["step"] + 5)
+            (run,) = late.stats()["lanes"][0]["report"]["runs"]
+            assert run["rounds"] > 5 and run["connected"] == 2
+            listing.write_text(job.addresses[0])
+            job.wait_until(lambda: first.steps[-1]["era"] == 2, "no era without the reducer")
+        (tmp_path / "end").touch()
+        ended_alike(job, first, second)
 
 
 def test_with_too_few_workers_the_survivors_name_who_is_gone(job: ElasticJob) -> None:

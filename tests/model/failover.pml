@@ -30,6 +30,9 @@
 #ifndef ALARMS
 #define ALARMS 0 /* rank 0 believes a false suspicion */
 #endif
+#ifndef APART
+#define APART 0 /* each chunk moves in runs of its own */
+#endif
 
 #define SLOTS 2
 #define ROUTES (1 + 2 * (KILLS + BREAKS + ALARMS)) /* a fault puts a slot out, and in again */
@@ -110,7 +113,7 @@ byte kills = KILLS, breaks = BREAKS, alarms = ALARMS;
 
 /* Chunks do not read each other, and no connection, route or fault reads a chunk (a test of this
  * text says so): what all runs do to one chunk is what those runs do in which it alone moves. */
-#ifdef APART
+#if APART
 byte followed; /* the chunk that moves in this run */
 #define MOVING(h) (followed == h)
 #else
@@ -563,7 +566,7 @@ init {
     }
   }
   atomic {
-#ifdef APART
+#if APART
     if
     :: followed = 0
     :: followed = 1

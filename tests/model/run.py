@@ -1,4 +1,4 @@
-"""Check `failover.pml` with spin: `python -m tests.model.run`, `--full` for the large models too.
+"""Check the models of this folder with spin: `python -m tests.model.run`, `--full` for all sizes.
 
 Every model must hold, and every model that lacks a rule must not. Prints for each the states, the
 depth, the seconds of its search and what came out; ends with 1 where that is not what was expected.
@@ -12,102 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-SOURCE = Path(__file__).with_name("failover.pml")
+from tests.model.models import BROKEN, FULL, LAWS, SMALL, Model, expected
+
 TOOLS = ("spin", "gcc")
 DEPTH = 100_000
-# What an assertion of the model says when it does not hold: part of its text, and the law.
-LAWS = {
-    ".sum==": "I1-I3, a result is each rank's contribution, once, in rank order",
-    ".held>>": "I6, nothing is freed that a rank lacks",
-    ".route>": "I9, the routes that a process knows never go back",
-    "slot==": "no frame comes before the route that it was sent under",
-    ".freed==": "I11, every rank gets every result and frees every copy",
-    "non-progress": "I11, no run goes on for ever",
-}
-
-
-@dataclass(frozen=True)
-class Model:
-    """Sizes and faults as macros of the source; `without` is the rule that is taken away.
-
-    As text, workers x reducers x chunks x rounds and faults.
-
-    `apart`: each chunk moves in runs of its own, for two do not read each other (README.md).
-    `cycles`: look for runs without an end, instead of states that break a law.
-    """
-
-    workers: int = 2
-    chunks: int = 1
-    rounds: int = 2
-    kills: int = 0
-    breaks: int = 0
-    alarms: int = 0
-    without: str = ""
-    apart: bool = False
-    cycles: bool = False
-
-    @property
-    def macros(self) -> list[str]:
-        sizes = {
-            "WORKERS": self.workers, "CHUNKS": self.chunks, "ROUNDS": self.rounds,
-            "KILLS": self.kills, "BREAKS": self.breaks, "ALARMS": self.alarms,
-        }  # fmt: skip
-        switches = [self.without, "APART" if self.apart else ""]
-        values = [f"{name}={value}" for name, value in sizes.items()]
-        return [f"-D{macro}" for macro in (*values, *switches) if macro]
-
-    def __str__(self) -> str:
-        faults = {"kill": self.kills, "break": self.breaks, "alarm": self.alarms}
-        struck = "+".join(f"{number}{name}" for name, number in faults.items() if number)
-        text = f"{self.workers}x2x{self.chunks}x{self.rounds} {struck}"
-        marks = ("apart" if self.apart else "", self.without, "cycles" if self.cycles else "")
-        return " ".join(filter(None, (text, *marks)))
-
-
-# What each rule holds up, and the fault that shows it. README.md has a line for each.
-KILL, BREAK = Model(kills=1), Model(breaks=1)
-RULES = {
-    "NO_RANK_ORDER": (KILL, ".sum=="),
-    "NO_DEDUPE": (BREAK, ".sum=="),
-    "NO_COPY": (KILL, ".sum=="),
-    "NO_ROUND": (KILL, ".freed=="),
-    "NO_INCARNATION": (KILL, ".freed=="),
-    "NO_REDELIVERY": (BREAK, ".freed=="),
-    "NO_RESEND": (BREAK, ".freed=="),
-    "NO_RESEND_OF_HELD": (KILL, ".freed=="),
-    "NO_NEW_POSITIONS": (KILL, ".freed=="),
-    "NO_RELAY": (KILL, ".freed=="),
-    "NO_WAIT_FOR_ALL": (KILL, ".held>>"),
-    "NO_WAIT_FOR_STABLE": (KILL, ".held>>"),
-    "NO_ROUTE_FIRST": (KILL, "slot=="),
-    "NO_STALE_DROP": (KILL, "slot=="),
-    "NO_NEWER_ROUTE": (KILL, ".route>"),
-}
-BROKEN = tuple(replace(model, without=rule) for rule, (model, _) in RULES.items())
-SMALL = (
-    KILL,
-    BREAK,
-    Model(chunks=2, kills=1, rounds=1),
-    Model(workers=3, kills=1, rounds=1),
-    Model(chunks=2, breaks=1, rounds=1),
-    Model(alarms=1, kills=1, rounds=1),
-    Model(kills=1, breaks=1, rounds=1, cycles=True),
-    Model(workers=3, chunks=2, kills=1, apart=True),
-)
-FULL = (
-    Model(kills=1, breaks=1),
-    Model(kills=2),
-    Model(chunks=2, kills=1, breaks=1, rounds=1),
-    Model(chunks=2, kills=1),
-    Model(workers=3, kills=1),
-    Model(workers=3, chunks=2, kills=1, rounds=1),
-    Model(workers=3, chunks=2, breaks=1, apart=True),
-    Model(workers=3, chunks=2, alarms=1, apart=True),
-    *(replace(model, workers=3, chunks=2, apart=True) for model in BROKEN),
-)
 
 
 @dataclass(frozen=True)
@@ -132,8 +42,8 @@ def missing() -> str:
 def search(model: Model, megabytes: int = 2_000, timeout: float | None = None) -> Outcome:
     """Build the verifier of a model and run it; raises SearchError."""
     with tempfile.TemporaryDirectory(prefix="spin-") as folder:
-        shutil.copy(SOURCE, folder)
-        _run(["spin", "-a", *model.macros, SOURCE.name], folder)
+        shutil.copy(model.source(), folder)
+        _run(["spin", "-a", *model.macros, model.SOURCE], folder)
         # Optimization takes gcc longer than the search of a small model.
         level = "-O2" if model in FULL else "-O1" if not model.without else "-O0"
         kind = ["-DNP"] if model.cycles else ["-DSAFETY"]
@@ -172,16 +82,12 @@ def _outcome(said: str) -> Outcome:
     )
 
 
-def expected(model: Model) -> str:
-    return RULES[model.without][1] if model.without else ""
-
-
 def report(model: Model, megabytes: int) -> bool:
     """Search one model, print what came out, and tell whether it is what was expected."""
     found = search(model, megabytes)
     verdict = f"breaks {LAWS.get(found.broken, found.broken)}" if found.broken else "holds"
     print(
-        f"{model!s:32} {found.states:11,} states, depth {found.depth:3}, "
+        f"{model.SOURCE:12} {model!s:32} {found.states:11,} states, depth {found.depth:3}, "
         f"{found.seconds:7.1f} s: {verdict}",
         flush=True,
     )

@@ -40,6 +40,8 @@ def main() -> int:
     if namespace := options.pop("namespace", ""):
         enter(namespace)
     steps, pause, name = options.pop("steps"), options.pop("pause", 0.0), options.pop("name")
+    if listing := options.pop("discover", ""):
+        options["discover"] = lambda: Path(listing).read_text().split()
     end = Path(options.pop("end", ""))  # once this file exists, the job ends
     sizes = options.pop("sizes", SIZES)
     parameters = {f"w{index}": np.zeros(size, np.float32) for index, size in enumerate(sizes)}

@@ -75,7 +75,9 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
     ++frames_dropped_;
     return std::nullopt;
   }
-  result = {round, h.chunk, true};
+  result.round = round;
+  result.chunk = h.chunk;
+  result.wanted = true;
   round->chunks[h.chunk].arriving = true;
   rounds_.use(round.get());
   if (h.length == 0) return std::nullopt;

@@ -233,13 +233,14 @@ void State::leave(double now) {
   maybe_say_bye(now);
 }
 
-// Queues BYE when all rounds are stable. The lowest rank waits until the others have left (or
-// leave_wait has passed), because only it can make routes.
+// Queues BYE when all rounds are stable. The rank that makes the routes waits until the others have
+// left (or leave_wait has passed). In an elastic run the others may go on, and then make the
+// routes.
 void State::maybe_say_bye(double now) {
   if (!run_.leaving || run_.bye_queued || run_.over() || rounds_.live_rounds() > 0) return;
   if (stable_at_ < 0) stable_at_ = now;
-  const bool waits = current_route_.made_by(run_.options.rank) && !lost_ranks_.others_have_left() &&
-                     now - stable_at_ < run_.options.leave_wait;
+  const bool waits = !run_.options.elastic && current_route_.made_by(run_.options.rank) &&
+                     !lost_ranks_.others_have_left() && now - stable_at_ < run_.options.leave_wait;
   if (waits) return;
   run_.bye_queued = true;
   lanes_.queue_on_welcomed({kBye}, {});

@@ -43,6 +43,11 @@ def resolve_registry(
     return given or env.get("REDUCER_REGISTRY", "") or addresses[0]
 
 
+def find_service(environ: Mapping[str, str] | None = None) -> str:
+    """The name whose addresses are the reducers' (``name:port``); "" if they do not change."""
+    return (os.environ if environ is None else environ).get("REDUCER_DISCOVER", "")
+
+
 def resolve_wish(given: int | None, environ: Mapping[str, str] | None = None) -> int:
     """The rank that this process would like to have; any, if it has no wish."""
     env = os.environ if environ is None else environ

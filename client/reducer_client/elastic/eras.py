@@ -12,18 +12,21 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from reducer.wire.codes import MAX_DOCUMENT_BYTES
 from reducer_client import joining
-from reducer_client.config import Settings
+from reducer_client.config import Settings, default_chunk_table
 from reducer_client.elastic.candidates import LEASE_SECONDS, Candidate, candidates
-from reducer_client.elastic.document import Document
+from reducer_client.elastic.discovery import Discovery
+from reducer_client.elastic.document import Document, decode
 from reducer_client.elastic.layout import Layout, unpack
 from reducer_client.elastic.record import JobRecord
 from reducer_client.engine import Engine
 from reducer_client.errors import JoinError, PeerLostError, ReducerError
 from reducer_client.hosted.reducers import Reducers
+from reducer_client.registry.interface import Lease
 from reducer_client.reports import logger
 
 # Seconds without a lease of any member before a job counts as dead. Leases come back within a third
@@ -47,6 +50,14 @@ class Terms:
     wish: int
     size: int
     min_workers: int
+    has_chunk_table: bool = False  # of the program; else the default for the number of reducers
+    discovery: Discovery | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The reducers that the job should use now."""
+        found = () if self.discovery is None else self.discovery.addresses
+        return found or self.settings.addresses
 
     def candidate(self, layout: bytes) -> Candidate:
         """What this process says of itself."""
@@ -61,6 +72,15 @@ class Eras:
         self._record = record
         self._layout = layout
         self._has_compared = False
+
+    def has_news(self, document: Document, rank: int) -> bool:
+        """Whether a process waits to be taken in, or the reducers are others by now.
+
+        Rank 0 alone looks at the reducers: it proposes the next era.
+        """
+        discovery = self._terms.discovery
+        is_other = discovery is not None and set(discovery.addresses) != set(document.addresses)
+        return (rank == 0 and is_other) or bool(self.newcomers(document))
 
     def first(self, timeout: float) -> Document:
         """Wait for the first era that has this process. Raises JoinError after ``timeout`` s.
@@ -79,7 +99,7 @@ class Eras:
             now = time.monotonic()
             if document is not None and record.living(record.record) & set(document.members):
                 alone_since = now
-            is_dead = document is not None and now - alone_since >= _DEAD
+            is_dead = document is not None and (not document.members or now - alone_since >= _DEAD)
             if (document is None or is_dead) and len(waiting) >= terms.size:
                 self._found(document, waiting)
             if now >= until:
@@ -92,11 +112,25 @@ class Eras:
         """Propose the era after the one of ``document``; another member may be faster."""
         seen = self._record.record
         if self._record.document is document:
-            following = document.next_era(members, holders, step, seen.incarnation)
+            addresses = self._terms.addresses if self._terms.discovery else document.addresses
+            following = document.next_era(members, holders, step, seen.incarnation, addresses)
             self._record.propose(seen, following)
+
+    def leave(self, lease: Lease) -> None:
+        """Give the lease back. The last that leaves notes that nobody is in the job any more."""
+        lease.close()
+        with suppress(ReducerError):
+            record = self._record.registry.get(self._record.name)
+            document = decode(record.value)
+            if document is None or self._record.living(record) & set(document.members):
+                return
+            nobody = document.next_era((), 0, 0, record.incarnation)
+            self._record.propose(record, nobody)
 
     def newcomers(self, document: Document) -> list[Candidate]:
         """The processes that wait to be taken in, and bring a state like ours."""
+        if not self._layout.parts:  # nobody could give a newcomer anything
+            return []
         known = {*document.members, *document.gone}
         waiting = [c for c in candidates(self._record.record) if c.incarnation not in known]
         return [candidate for candidate in waiting if candidate.layout == self._layout.digest]
@@ -109,13 +143,17 @@ class Eras:
         terms = self._terms
         settings = replace(
             terms.settings,
+            addresses=document.addresses,
             rank=document.members.index(terms.me),
             world_size=len(document.members),
             run_id=f"{terms.run}~{document.era}",
         )
+        if not terms.has_chunk_table:
+            table = default_chunk_table(len(document.addresses))
+            settings = replace(settings, chunk_table=table)
         reducers = Reducers(settings.addresses)
         engine = joining.make_engine(settings, terms.trust, reducers, incarnation=terms.me)
-        with _GivesUp(engine, self._record, document):
+        with _GivesUp(engine, self._record, document, terms.me):
             joining.start(engine)
         return settings, engine
 
@@ -132,7 +170,10 @@ class Eras:
         if document is not None:
             self.propose(document, members, 0, 0)
         elif self._record.document is None:
-            self._record.propose(seen, Document(0, members, registry=seen.incarnation))
+            addresses = self._terms.addresses
+            self._record.propose(
+                seen, Document(0, members, registry=seen.incarnation, addresses=addresses)
+            )
         self._publish()
 
     def _publish(self) -> None:
@@ -171,7 +212,8 @@ class Eras:
 class _GivesUp:
     """Ends an engine that joins as soon as its era cannot form any more."""
 
-    def __init__(self, engine: Engine, record: JobRecord, document: Document) -> None:
+    def __init__(self, engine: Engine, record: JobRecord, document: Document, me: bytes) -> None:
+        self._me = me
         self._engine = engine
         self._record = record
         self._document = document
@@ -193,7 +235,9 @@ class _GivesUp:
         members = set(self._document.members)
         while not self._is_over.wait(_NAP):
             document = self._record.document
-            missing = members - self._record.living(self._record.record)
+            living = self._record.living(self._record.record)
+            # Without our own lease, the registry has just been started again.
+            missing = members - living if self._me in living else set()
             if document is not None and document.era > self._document.era:
                 self._why = f"era {self._document.era} was over before it had formed"
             elif missing and time.monotonic() - began > LEASE_SECONDS:

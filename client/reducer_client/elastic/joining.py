@@ -8,6 +8,7 @@ from typing import Any
 from reducer_client import config, debug, joining
 from reducer_client.elastic import config as elastic_config
 from reducer_client.elastic.candidates import LEASE_SECONDS
+from reducer_client.elastic.discovery import Discover, Discovery, of_service
 from reducer_client.elastic.document import INCARNATION_BYTES
 from reducer_client.elastic.eras import Eras, Terms
 from reducer_client.elastic.members import ElasticGroup, OnChange
@@ -29,6 +30,7 @@ def connect(
     run_id: str | None = None,
     rank: int | None = None,
     join_timeout: float = 300.0,
+    discover: Discover | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -56,6 +58,10 @@ def connect(
         rank: the rank that this worker would like to have when the job is founded. By default
             ``REDUCER_RANK``.
         join_timeout: seconds until the job must have been founded, or have taken this worker in.
+        discover: function that returns the addresses of the reducers that the job should use now.
+            It is called every 5 s on a thread of its own; when its answer on rank 0 has changed, a
+            new era begins on these reducers at the end of a step. By default the addresses of the
+            name in ``REDUCER_DISCOVER`` (``name:port``), such as a headless service.
         settings: further settings of `reducer_client.connect`.
 
     Raises:
@@ -72,7 +78,13 @@ def connect(
     trust = joining.resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=resolved.job)
     me = secrets.token_bytes(INCARNATION_BYTES)
     run = elastic_config.resolve_run(run_id)
-    terms = Terms(resolved, trust, run, me, elastic_config.resolve_wish(rank), size, least)
+    service = elastic_config.find_service()
+    if discover is None and service:
+        discover = of_service(service)
+    terms = Terms(
+        resolved, trust, run, me, elastic_config.resolve_wish(rank), size, least,
+        "chunk_table" in settings, None if discover is None else Discovery(discover),
+    )  # fmt: skip
     if registry is None or isinstance(registry, str):
         address = elastic_config.resolve_registry(registry, resolved.addresses)
         registry = DaemonRegistry(address, resolved.job, key=trust.key, tls=trust.tls)

@@ -143,6 +143,9 @@ class ElasticGroup(Group):
 
     def close(self, timeout: float = 10.0) -> None:
         super().close(timeout)
+        self._stop_views()
+        if self._membership.alive:
+            self._eras.leave(self._lease)
         self._end_membership()
 
     def abort(self, timed_out: str = "") -> None:
@@ -198,10 +201,8 @@ class ElasticGroup(Group):
         without = [m for m in members if m not in with_state]
         if document.holders and not with_state:
             raise PeerLostError("every worker that had the job's state is lost", reason="lost")
-        newcomers = self._eras.newcomers(document)
-        if self._state is None:
-            newcomers = []
-        all_ = [*with_state, *without, *(c.incarnation for c in newcomers)]
+        newcomers = [candidate.incarnation for candidate in self._eras.newcomers(document)]
+        all_ = [*with_state, *without, *newcomers]
         self._eras.propose(document, all_, len(with_state), self._step)
 
     def _holds(self, document: Document, member: bytes) -> bool:
@@ -268,14 +269,16 @@ class ElasticGroup(Group):
 
     def _end_membership(self) -> None:
         self._stop_views()
+        if self._terms.discovery is not None:
+            self._terms.discovery.stop()
         self._membership()
 
     # --- the record -----------------------------------------------------------------------------
 
     def _tell_wish(self) -> Work[Array]:
-        """Tell all whether a process waits to be taken in. The answer is there a step later."""
-        waits = self._state is not None and bool(self._eras.newcomers(self._document))
-        return self._internal(Collective.ALL_REDUCE, ReduceOp.MAX, int(waits), "~step")
+        """Tell all whether another era should begin. Their answers are here a step later."""
+        news = self._eras.has_news(self._document, self.rank)
+        return self._internal(Collective.ALL_REDUCE, ReduceOp.MAX, int(news), "~step")
 
     def _internal(self, kind: Collective, op: ReduceOp, value: int, key: str) -> Work[Array]:
         if kind is Collective.BARRIER:

@@ -39,9 +39,7 @@ class Views:
         self._era = document.era
         self._ranks = {member: rank for rank, member in enumerate(document.members)}
         self._size = len(document.members)
-        self._holders = document.holders
-        self._step = document.step
-        self._gone = document.gone
+        self._document = document
         self._rank = rank
         self._register = register
         self._promised = ("", -1)
@@ -145,10 +143,9 @@ class Views:
         if set(self.members) - set(present) or newest != epoch or self._rank != self.members[0]:
             return
         view = self._engine.view_bytes() if self._engine.view else b""
-        document = Document(
-            self._era, tuple(self._ranks), self._holders, self._step, epoch + JUMP, view,
-            record.incarnation, self._gone,
-        )  # fmt: skip
+        document = replace(
+            self._document, epoch=epoch + JUMP, view=view, registry=record.incarnation
+        )
         if self._record.propose(record, document):
             logger.warning("the registry had lost its state: written again for era %d", self._era)
 

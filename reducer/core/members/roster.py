@@ -30,7 +30,7 @@ class Members:
 
     __slots__ = (
         "_disconnected", "_last_disconnect", "_told", "absence_from", "beat_at", "began_at",
-        "digest_every", "incarnations", "last", "left", "next_beat", "next_stall", "run",
+        "digest_every", "incarnations", "last", "left", "losses", "next_beat", "next_stall", "run",
         "sessions", "silence",
     )  # fmt: skip
 
@@ -49,6 +49,8 @@ class Members:
         # The session of each rank, open or not.
         self.last: list[int | None] = [None] * run.world_size
         self.left: set[int] = set()
+        # The ranks that are out of the run, in order: when, and why as far as this lane knows.
+        self.losses: list[tuple[int, float, str]] = []
         self.sessions: set[int] = set()
         self.began_at = now
         self.next_stall = now
@@ -95,13 +97,18 @@ class Members:
         """Whether every rank that has not left is connected."""
         return not self._disconnected
 
-    def put_out(self) -> list[int]:
+    def put_out(self, now: float) -> list[int]:
         """Forget the ranks that the view of the run excludes. Returns their sessions."""
         sessions = []
-        for rank in self.run.view.out:
-            session, self.run.seats.sessions[rank] = self.run.seats.sessions[rank], None
-            self._disconnected.pop(rank, None)
+        known = {rank for rank, _, _ in self.losses}
+        for _, rank in self.run.view.lost:
+            if rank in known:
+                continue
+            reason = "left" if rank in self.left else "taken for lost by the others"
+            gone = self._disconnected.pop(rank, None)
+            self.losses.append((rank, now, reason if gone is None else gone[1]))
             self.left.discard(rank)
+            session, self.run.seats.sessions[rank] = self.run.seats.sessions[rank], None
             if session is not None:
                 sessions.append(session)
         return sessions

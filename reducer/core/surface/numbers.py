@@ -41,6 +41,7 @@ class RunNumbers:
     waiting: Sequence[WaitingRound]
     reconnects: int
     failovers: int
+    lost_workers: int
     stats_walks: int
     stats_shared: int
     refused_rounds: int
@@ -59,7 +60,10 @@ class RunNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A formed run. In ``lateness`` the rank that was waited for the longest is first."""
+    """A formed run. In ``lateness`` the rank that was waited for the longest is first.
+
+    ``lost``: the ranks without which the run goes on, each with the seconds since then, and why.
+    """
 
     job: str
     title: str
@@ -76,6 +80,7 @@ class RunReport:
     lateness: Rows
     disconnected: Sequence[int]
     waiting: Sequence[WaitingRound]
+    lost: Sequence[tuple[int, float, str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -60,7 +61,9 @@ def missing_names(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(OURS):
             module = importlib.import_module(node.module)
             yield from (
-                f"{node.module}.{a.name}" for a in node.names if not hasattr(module, a.name)
+                f"{node.module}.{a.name}"
+                for a in node.names
+                if not hasattr(module, a.name) and find_spec(f"{node.module}.{a.name}") is None
             )
         elif isinstance(node, ast.Import):
             for alias in node.names:

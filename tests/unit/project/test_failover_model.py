@@ -1,48 +1,66 @@
-"""The Promela model of failover holds, and needs each of its rules."""
+"""The models of failover and of the changing worker set hold, and need each of their rules."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.model import run
+from tests.model import models, run
 
 pytestmark = pytest.mark.skipif(
     bool(run.missing()), reason=f"no {run.missing()}: apt-get install spin gcc"
 )
 
 
-def _first_by_day(models: Sequence[run.Model]) -> list[Any]:
-    """Each commit searches the first model; nights search all. Only tests/model changes them."""
-    return [models[0], *(pytest.param(model, marks=pytest.mark.long) for model in models[1:])]
+README = (Path(run.__file__).parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("model", _first_by_day(run.SMALL), ids=str)
-def test_no_law_is_broken(model: run.Model) -> None:
+def _first_by_day(searched: Sequence[models.Model]) -> list[Any]:
+    """Each commit searches one model of each source; nights search all. Only tests/model changes
+    them."""
+    first = {type(model): model for model in reversed(searched)}.values()
+    return [
+        model if model in first else pytest.param(model, marks=pytest.mark.long)
+        for model in searched
+    ]
+
+
+@pytest.mark.parametrize("model", _first_by_day(models.SMALL), ids=str)
+def test_no_law_is_broken(model: models.Model) -> None:
     found = run.search(model)
     print(found)
-    assert not found.broken, run.LAWS.get(found.broken, found.broken)
+    assert not found.broken, models.LAWS.get(found.broken, found.broken)
     assert found.states > 1_000, "too few states: faults have not struck"
 
 
-@pytest.mark.parametrize("model", _first_by_day(run.BROKEN), ids=lambda model: model.without)
-def test_a_missing_rule_breaks_a_law(model: run.Model) -> None:
+@pytest.mark.parametrize("model", _first_by_day(models.BROKEN), ids=str)
+def test_a_missing_rule_breaks_a_law(model: models.Model) -> None:
     found = run.search(model)
     print(found)
-    assert found.broken == run.expected(model)
+    assert found.broken == models.expected(model)
 
 
-def test_every_rule_is_taken_away() -> None:
-    assert set(re.findall(r"NO_[A-Z_]+", run.SOURCE.read_text())) - {"NO_"} == set(run.RULES)
+@pytest.mark.parametrize("kind", models.RULES, ids=lambda kind: kind.SOURCE)
+def test_every_rule_is_taken_away(kind: type[models.Model]) -> None:
+    rules = re.findall(r"NO_[A-Z_]+", kind.source().read_text())
+    assert set(rules) - {"NO_"} == set(models.RULES[kind])
+
+
+@pytest.mark.parametrize("kind", models.RULES, ids=lambda kind: kind.SOURCE)
+def test_the_readme_has_every_rule(kind: type[models.Model]) -> None:
+    """README.md has a table of rules for each source, under the source's name."""
+    part = README.split(f"\n## `{kind.SOURCE}`")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(NO_[A-Z_]+)`", part, re.M) == list(models.RULES[kind])
 
 
 # --- chunks can be searched separately ---
 
-SOURCE = run.SOURCE.read_text()
+SOURCE = models.Failover.source().read_text()
 A_CHUNK = r"(?:\bshare|\bstream)\[|\bS\.|\bCELL\b"  # the state of one chunk
 ASSIGNED = r"^\s*(?:::.*?->\s*)?([\w.\[\]]+)(?:\+\+| = )"
 OF_A_CHUNK = "send_next report_done take_done take_contribution nobody_needs free_below take_result"
@@ -105,6 +123,6 @@ def test_every_step_is_of_a_chunk_or_of_the_rest() -> None:
 def test_two_chunks_apart_hold_what_they_hold_together() -> None:
     """Searched either way, a missing rule breaks the same law: 2 x 2 x 2 x 1, one round."""
     for rule in ("NO_COPY", "NO_RELAY", "NO_WAIT_FOR_ALL"):
-        together = run.Model(chunks=2, kills=1, rounds=1, without=rule)
+        together = models.Failover(chunks=2, kills=1, rounds=1, without=rule)
         found = [run.search(model).broken for model in (together, replace(together, apart=True))]
-        assert found == [run.expected(together)] * 2, rule
+        assert found == [models.expected(together)] * 2, rule

@@ -34,7 +34,7 @@ def run(**changes: Any) -> dict[str, Any]:
     numbers = {
         "job": "bert", "run_id": "r1", "world_size": 4, "connected": 4, "left": 0, "seconds": 100.0,
         "rounds": 50, "open_rounds": 0, "bytes_in": 1_000, "bytes_out": 2_000, "lateness": [],
-        "disconnected": [], "waiting": [],
+        "disconnected": [], "waiting": [], "lost": [],
     }  # fmt: skip
     found = {**numbers, **changes}
     return {"title": found["job"], **found}
@@ -49,6 +49,16 @@ def answer(*lanes: dict[str, Any], forming: list[dict[str, Any]] | None = None) 
         "version": "0", "ready": True, "down": [], "started": 1.0, "clock": 10.0,
         "lanes": [{**numbers, "report": report} for report in reports],
     }  # fmt: skip
+
+
+def test_ranks_without_which_a_run_goes_on_are_named_once() -> None:
+    first = run(lost=[[2, 9.0, "the worker closed the connection"]], connected=3)
+    second = run(lost=[[2, 8.9, "taken for lost by the others"], [0, 1.0, "left"]], connected=3)
+    found = summarize({"a:1": answer(first), "b:1": answer(second)})
+    text = as_text(found)
+    assert "without rank 0 since 1.0 s: left" in text
+    assert "without rank 2 since 9.0 s: the worker closed the connection" in text
+    assert text.count("without rank") == 2
 
 
 def test_lanes_see_the_same_time_and_their_own_bytes() -> None:
