@@ -95,7 +95,7 @@ class Trainer:
         if len(indices) > 1:  # as batch norm demands
             scores = self.model(self.data.points[indices])
             nn.functional.cross_entropy(scores, self.data.classes[indices]).backward()
-        # Of the step, like its gradients: a worker that joins takes no part in calls after it.
+        # This call is made within the step: a worker that joins takes no part in calls after it.
         ends = elastic.group.all_reduce(np.array([self.end.is_file()]), key="end").wait()
         elastic.reduce()
         members = sorted(elastic._reduced[0]) if elastic._reduced else []

@@ -59,9 +59,12 @@ class Bucket:
         return place in self._filled
 
     def fill(self, place: int, weight: int) -> None:
-        """Take the gradient of the parameter at this place, times the weight; zeros without one."""
+        """Copy the gradient of the parameter at this place, multiplied by the weight.
+
+        Without a gradient, the contribution is zeros.
+        """
         gradient, to = self.parameters[place].grad, self._sources[place]
-        if gradient is None or not weight:  # of no samples, the gradient may be NaN
+        if gradient is None or not weight:  # the gradient of no samples may be NaN
             to.zero_()
         elif gradient.layout is not torch.strided:
             raise TypeError(
@@ -86,7 +89,7 @@ class Bucket:
         return () if self.sum is None else self.sum.ledger
 
     def finish(self, divisor: Divisor) -> None:
-        """Divide each part of the sum, and make the gradients of the parameters of it."""
+        """Divide each part of the sum, and copy the means into the parameters' gradients."""
         at = 0
         for entry in self.ledger:
             number = divisor(entry.members)

@@ -27,8 +27,8 @@ class Gradients:
     """Sums gradients over the workers, and divides each part of a sum for the ranks that are in it.
 
     Args:
-        keeps: ``shrink_strict``: sum again until all of a step holds the same ranks.
-        by_samples: mean over all samples. Else over the ranks, as in DDP.
+        keeps: whether a step is summed again until all its sums hold the same ranks.
+        by_samples: whether the mean is over all samples. Else it is over the ranks, as in DDP.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Gradients:
         self._counts: Work[Array] | None = None
         self._next = 0  # the first bucket that has not started
         self.redone = 0  # steps that were summed again
-        self.is_paused = False  # gradients are accumulated, and do not go out
+        self.is_paused = False  # backward() accumulates gradients and sends none
         self._hooks: list[Any] = [
             cast(Any, parameter).register_post_accumulate_grad_hook(self._hook(bucket, place))
             for bucket in self.buckets
@@ -78,8 +78,8 @@ class Gradients:
     def announce(self, samples: int) -> None:
         """Tell all ranks how many samples this rank's next contributions have.
 
-        No bucket of this rank is sent before the counts of all ranks are here. So whoever is in a
-        bucket's sum has its count in `_counts`, also if it is lost a moment later.
+        This rank sends no bucket before it has the counts of all ranks. Thus the count of every
+        rank in a bucket's sum is known, even if that rank is lost a moment later.
         """
         with self._lock:
             if self._samples is not None:
@@ -139,7 +139,7 @@ class Gradients:
         return ready
 
     def _weight(self) -> int:
-        """By what this rank's gradients are multiplied."""
+        """The factor of this rank's gradients."""
         if not self._by_samples:
             return 1
         if self._samples is None:

@@ -19,7 +19,7 @@ class HasState(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """The state."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> object:
+    def load_state_dict(self, state: dict[str, Any], /) -> object:
         """Take over a state."""
 
 

@@ -77,7 +77,7 @@ class Shards:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after this state. All ranks load the same state.
+        """Continue from this state. All ranks must load the same state.
 
         Raises ValueError if the state is of other data, batches or seed.
         """
@@ -90,11 +90,14 @@ class Shards:
         self._left = np.array(state["left"], np.int64)
 
     def deal_to(self, members: Collection[int]) -> None:
-        """Deal to these ranks from now on. All ranks give the same."""
+        """Deal to these ranks from now on. All ranks must give the same members."""
         self._members = sorted(members)
 
     def end_step(self, members: Collection[int]) -> None:
-        """The sums of the step hold the contributions of these ranks."""
+        """End the step. Its sums hold the contributions of these ranks.
+
+        The samples of other ranks are dealt again.
+        """
         if self._dealt:
             lost = [part for rank, part in self._dealt.items() if rank not in members]
             self._left = np.concatenate([*lost, self._left])
@@ -107,12 +110,12 @@ class Shards:
         self.epoch = epoch
         self._position = 0
         self._left = _NONE
-        # Of NumPy's streams, only those of bit generators are the same in every release.
+        # Only the streams of NumPy's bit generators are the same in every release of NumPy.
         keys = np.random.PCG64([self._seed, epoch]).random_raw(self._size)
         self._order = np.argsort(keys, kind="stable")
 
     def _deal(self) -> dict[int, Array]:
-        """The samples of each rank; of the last ones, each rank has as many as the next."""
+        """The samples of each rank in the next step. The last samples are divided evenly."""
         count = min(self.remaining, self._batch * len(self._members))
         again, self._left = self._left[:count], self._left[count:]
         until = self._position + count - len(again)

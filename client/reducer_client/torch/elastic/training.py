@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
@@ -25,21 +25,21 @@ class Elastic:
     """Trains a model with workers that come and go; each worker runs the same program.
 
     The constructor joins the job, or founds it with the others that start. Afterwards all workers
-    have the same parameters, buffers, state of the optimizer, and states of ``extra``: those of
-    rank 0 when the job is founded, else those of the job. A training step is a backward(), and then
-    `step`.
+    have the same parameters, buffers, optimizer state and states of ``extra``. The founders take
+    over the state of rank 0, and a worker that joins later takes over the state of the job. A
+    training step is a backward() followed by `step`.
 
     Args:
         model: a plain module, not wrapped by DistributedDataParallel. Parameters that get no
             gradient in a step count as zeros.
-        optimizer: of parameters of the model.
+        optimizer: an optimizer whose parameters are parameters of the model.
         addresses: the reducers, as for `reducer_client.elastic.connect`.
         workers: number of workers with which the job starts. By default ``REDUCER_WORKERS``.
-        on_worker_loss: ``"shrink"``: a step in which a worker is lost goes on; a parameter's
-            gradient may hold other workers' contributions than the next one's, and each part is
-            divided for its own. ``"shrink_strict"``: such a step is summed again until all
-            gradients hold the contributions of the same workers. This needs memory for a second
-            copy of the gradients.
+        on_worker_loss: ``"shrink"``: a step in which a worker is lost goes on. Parts of the
+            gradients may hold the contributions of different workers; each part is divided by the
+            number of samples that it holds. ``"shrink_strict"``: such a step is summed again until
+            all gradients hold the contributions of the same workers. This mode keeps a second copy
+            of the gradients.
         bucket_cap_mb: maximum size of a bucket of gradients in MiB.
         by_samples: average over all samples of a step: set `samples` before backward(), or use
             `shards`. Else average over the workers, as DDP does.
@@ -49,7 +49,7 @@ class Elastic:
         options: further options of `reducer_client.elastic.connect`.
 
     Raises:
-        TypeError: the model is wrapped, or has parameters that cannot be trained so.
+        TypeError: the model is wrapped, or has a parameter of an unsupported kind.
         ValueError: an option is invalid.
         ReducerError: subclasses, as for `reducer_client.elastic.connect`.
     """
@@ -118,8 +118,8 @@ class Elastic:
     def settled(self) -> int:
         """The last step that is complete at every worker; see `ElasticGroup.settled`.
 
-        Rename a checkpoint to its final name only if ``settled`` has reached its step, or save it
-        after `settle`: no worker goes back behind a settled step.
+        Call `settle` before you save a checkpoint, or give a checkpoint its final name only when
+        ``settled`` has reached its step. The workers never repeat a settled step.
         """
         return self.group.settled
 
@@ -157,7 +157,7 @@ class Elastic:
         return shards
 
     @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> Generator[None]:
         """Context in which backward() accumulates gradients, and does not send them."""
         self._gradients.is_paused = True
         try:
@@ -189,13 +189,13 @@ class Elastic:
     ) -> bool:
         """End a training step: gradients, ``optimizer.step()``, ``zero_grad()``.
 
-        Without any sample in the step, as if the workers that had samples were lost, the optimizer
-        makes no step.
+        If no sample is in the sums, for example because the workers that had samples are lost, the
+        optimizer makes no step.
 
         Args:
-            after: called after the optimizer's step. What the step changes besides the optimizer,
-                such as a scheduler, must be changed here: workers that join take over the state
-                at the end of the call.
+            after: called after the optimizer's step. A program that changes other state in each
+                step, such as a scheduler, must change it here, because workers that join take over
+                the state at the end of `step`.
             update: called instead of ``optimizer.step()``, for a GradScaler for example.
 
         Returns:
