@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -43,6 +43,61 @@ def join(addresses: list[str], job: str) -> Callable[..., Any]:
     return join
 
 
+class HostStaging:
+    """A `CudaStaging` without a device: copies, threads and callbacks like those of a GPU."""
+
+    def __init__(self, device: Any = None) -> None:
+        self._stager = ThreadPoolExecutor(1)
+
+    def start(self, source: Any, target: Any, submit: Any, on_done: Any) -> Any:
+        transfer = Future[None]()
+        read = source.flat().clone()
+        write = read if source is target else torch.empty_like(read)
+
+        def finish(work: Any) -> None:
+            target.unpack(write)
+            error = work.exception()
+            transfer.set_result(None) if error is None else transfer.set_exception(error)
+            on_done(transfer)
+
+        self._stager.submit(submit, read, write, finish)
+        return Transfer(transfer)
+
+
+class Transfer:
+    def __init__(self, future: Future[None]) -> None:
+        self.wait = future.result
+
+
+@pytest.fixture(params=["host", "staged"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether gradients are read where they are, or are copied as from a GPU."""
+    from reducer_client.torch.elastic import gradients
+
+    if request.param == "staged":
+
+        def bucket(*arguments: Any, **options: Any) -> Any:
+            return gradients_bucket(*arguments, **{**options, "staging": HostStaging()})
+
+        def returns_late(group: Any, *arguments: Any, on_done: Any = None, **options: Any) -> Any:
+            if on_done is None:
+                return all_reduce(group, *arguments, **options)
+            done = Event()
+
+            def tell(work: Any) -> None:
+                on_done(work)
+                done.set()
+
+            work = all_reduce(group, *arguments, on_done=tell, **options)
+            assert done.wait(30.0)
+            return work
+
+        gradients_bucket, all_reduce = gradients.Bucket, elastic.ElasticGroup.all_reduce
+        monkeypatch.setattr(gradients, "Bucket", bucket)
+        monkeypatch.setattr(elastic.ElasticGroup, "all_reduce", returns_late)
+    return str(request.param)
+
+
 def run(count: int, program: Program) -> list[Any]:
     with ThreadPoolExecutor(count) as threads:
         return [done.result(60) for done in [threads.submit(program, n) for n in range(count)]]
@@ -68,6 +123,7 @@ def inputs(rank: int, step: int, samples: int) -> Any:
 TWO_BUCKETS = {"bucket_cap_mb": 6 * 4 / (1 << 20)}
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("mode", ["shrink", "shrink_strict"])
 def test_a_mean_by_samples_is_that_of_one_process_to_the_bit(join: Any, mode: str) -> None:
     sizes = (1, 2, 4)
@@ -95,6 +151,7 @@ def test_a_mean_by_samples_is_that_of_one_process_to_the_bit(join: Any, mode: st
     assert all(torch.equal(final, weights) for _, final in ranks)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("mode", ["shrink", "shrink_strict"])
 def test_a_part_of_a_sum_is_divided_for_the_ranks_that_are_in_it(join: Any, mode: str) -> None:
     sizes = (1, 4, 2)

@@ -135,10 +135,20 @@ class Sum:
     def ledger(self) -> tuple[LedgerEntry, ...]:
         return () if self._work is None else self._work.ledger
 
-    def _submit(self, source: torch.Tensor, target: torch.Tensor, on_done: Any = None) -> Work[Any]:
+    def _submit(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        on_done: Callable[[Work[Any]], None] | None = None,
+    ) -> Work[Any]:
+        def done(work: Work[Any]) -> None:
+            self._work = work  # `wait` may return before all_reduce does on the stager thread
+            if on_done is not None:
+                on_done(work)
+
         self._work = self._group.all_reduce(
             source.numpy(), key=self._key, out=target.numpy(),
-            wire_dtype=self._wire_dtype, on_done=on_done,
+            wire_dtype=self._wire_dtype, on_done=None if on_done is None else done,
         )  # fmt: skip
         return self._work
 
