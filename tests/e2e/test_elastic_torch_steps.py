@@ -375,6 +375,27 @@ def test_gradients_are_clipped_and_scaled_between_the_sums_and_the_update(join: 
     assert all(torch.equal(end, -mean.clamp(-1, 1)) for end in run(2, program))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", ["shrink", "shrink_strict"])
+def test_a_model_on_a_gpu_is_trained_alike(join: Any, mode: str) -> None:
+    def program(number: int) -> Any:
+        model = Everything(1.0 + number).cuda()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with join(model, optimizer, workers=2, rank=number, on_worker_loss=mode) as elastic:
+            for _ in range(3):
+                elastic.samples = 1 + 2 * number
+                (model() * (1 + number)).backward()
+                elastic.reduce()
+                means = {float(p.grad.mean()) for p in model.parameters() if p.numel()}
+                assert means == {1.75}, "(1 x 1 + 3 x 2) / 4"
+                elastic.step()
+            return model.state_dict(), optimizer.state_dict()
+
+    first, second = run(2, program)
+    assert str(first) == str(second)
+
+
 def test_wrapped_models_are_refused_with_what_to_do(join: Any) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
