@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -23,20 +22,21 @@ nn = torch.nn
 Program = Callable[[int], Any]
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[ElasticJob]:
-    with ElasticJob(tmp_path) as job:
-        yield job
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Two reducers, and a registry. Each test uses a job name of its own."""
+    with ElasticJob(tmp_path_factory.mktemp("registry")) as job:
+        yield job.addresses
 
 
 @pytest.fixture
-def join(job: ElasticJob) -> Callable[..., Any]:
+def join(addresses: list[str], job: str) -> Callable[..., Any]:
     from reducer_client.torch import Elastic
 
     def join(model: Any, optimizer: Any = None, workers: int = 1, **options: Any) -> Any:
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
         return Elastic(
-            model, optimizer, job.addresses, workers=workers, job="steps", worker_silence=1.0,
+            model, optimizer, addresses, workers=workers, job=job,
             join_timeout=30.0, step_timeout=30.0, **options,
         )  # fmt: skip
 
@@ -238,7 +238,51 @@ def test_only_float32_gradients_are_narrowed(join: Any) -> None:
         assert (model.p64.grad == factor).all() and model.scalar.grad == 1.0
 
 
-def test_the_founding_goes_on_without_a_rank_0_that_is_lost(job: ElasticJob, join: Any) -> None:
+OPTIMIZERS: dict[str, Any] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW([{"params": [x], "lr": 0.1} for x in p]),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_worker_that_joins_takes_over_all_state(join: Any, optimizer: str) -> None:
+    runs, stop = Event(), list[int]()
+
+    def program(number: int) -> Any:
+        model = Everything(1.0 + number)
+        rule = OPTIMIZERS[optimizer](model.parameters())
+        rate = torch.optim.lr_scheduler.MultiStepLR(rule, [1, 3], gamma=0.5)
+
+        def state() -> str:
+            parts = (model, rule, rate, shards)
+            return str([part.state_dict() for part in parts])
+
+        if number == 2:
+            runs.wait(30.0)
+        with join(model, rule, workers=2, rank=number, extra={"rate": rate}) as elastic:
+            shards = elastic.shards(1_000_000, 2)
+            states = {elastic.steps: state()}
+            if number == 2:
+                stop.append(elastic.steps + 2)  # before its sums let the others go on
+            for _ in shards:
+                model().backward()
+                elastic.step(rate.step)
+                states[elastic.steps] = state()
+                runs.set()
+                if stop and elastic.steps >= stop[0]:
+                    break
+            return states, elastic.world_size
+
+    (first, _), (second, _), (late, size) = run(3, program)
+    assert size == 3 and len(late) == 3
+    for step, state in late.items():
+        assert first[step] == second[step] == state, step
+
+
+def test_the_founding_goes_on_without_a_rank_0_that_is_lost(
+    addresses: list[str], job: str, join: Any
+) -> None:
     from reducer_client.torch.elastic.model_state import ModelState
 
     def program(number: int) -> Any:
@@ -247,7 +291,7 @@ def test_the_founding_goes_on_without_a_rank_0_that_is_lost(job: ElasticJob, joi
             model.first.fill_(number)
         if number == 0:
             state = ModelState(model, dict)
-            elastic.connect(job.addresses, workers=3, job="steps", rank=0, state=state).abort()
+            elastic.connect(addresses, workers=3, job=job, rank=0, state=state).abort()
             return None
         with join(model, workers=3, rank=number) as training:
             training.step()
@@ -255,6 +299,23 @@ def test_the_founding_goes_on_without_a_rank_0_that_is_lost(job: ElasticJob, joi
 
     _, *ends = run(3, program)
     assert all(torch.equal(end, torch.ones(6)) for end in ends)
+
+
+def test_gradients_are_clipped_and_scaled_between_the_sums_and_the_update(join: Any) -> None:
+    def program(number: int) -> Any:
+        model, called = Weights(), list[int]()
+        with join(model, workers=2, rank=number, by_samples=False) as elastic:
+            (model(inputs(number, 0, 1)) * 8).backward()
+            elastic.reduce()
+            for parameter in model.parameters():
+                parameter.grad /= 8
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+            elastic.step(update=lambda: (called.append(1), elastic._optimizer.step()))
+            assert called == [1] and model.first.grad is None
+            return model.first.detach()
+
+    mean = (inputs(0, 0, 1)[0] + inputs(1, 0, 1)[0]) / 2
+    assert all(torch.equal(end, -mean.clamp(-1, 1)) for end in run(2, program))
 
 
 def test_wrapped_models_are_refused_with_what_to_do(join: Any) -> None:
@@ -277,12 +338,18 @@ def test_what_would_make_models_differ_is_refused(join: Any) -> None:
         with pytest.raises(RuntimeError, match="number of this rank's samples is unknown"):
             model(inputs(0, 0, 1)).backward()
         model.last.requires_grad_(True)
+        with pytest.raises(ValueError, match="-1 samples"):
+            elastic.samples = -1
         elastic.samples = 1
         model(inputs(0, 0, 1)).backward()
         with pytest.raises(RuntimeError, match="'last' got a gradient"):
             elastic.step()
     with pytest.raises(ValueError, match="on_worker_loss='stop'"):
         join(model, on_worker_loss="stop")
+    with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
+        join(nn.Linear(1, 1).requires_grad_(False))
+    with pytest.raises(TypeError, match="'weight' on meta: expected cpu or cuda"):
+        join(nn.Linear(1, 1, device="meta"))
 
 
 def test_a_step_is_settled_when_every_worker_has_completed_it(join: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import Daemon
 from tests.support.examples import README, commands, run_example
 from tests.support.frameworks import needs_extra
 
@@ -17,12 +18,13 @@ EXAMPLES = {
     "compression": 2 * 6 * 30 * NET * 3 // 2,  # whole gradients, then half, then a hundredth
     "ddp_backend": 2 * 8 * 30 * NET,
     "ddp_hook": 2 * 8 * 30 * NET,
+    "elastic_digits": 2 * 8 * 30 * NET,
     "fsdp2": 2 * 5 * 30 * NET,
     "horovod_digits": 2 * 8 * 30 * NET,
     "numpy_sgd": 2 * 60 * 15 * 4 * 65 * 10,
 }
-# Each takes 15 CPU seconds; the backend, the hook, FSDP2 and Horovod have tests of their own.
-AT_NIGHT = ("compression", "ddp_backend", "ddp_hook", "fsdp2", "horovod_digits")
+# Each takes 15 CPU seconds; what they show has tests of its own.
+AT_NIGHT = ("compression", "ddp_backend", "ddp_hook", "elastic_digits", "fsdp2", "horovod_digits")
 ELSEWHERE = {
     "accelerate_digits",
     "hf_trainer",
@@ -39,7 +41,11 @@ ELSEWHERE = {
 def test_an_example_learns_the_digits_through_the_reducers(
     name: str, addresses: list[str], tmp_path: Path
 ) -> None:
-    accuracy, taken = run_example(name, addresses[0], tmp_path)
+    if name == "elastic_digits":
+        with Daemon("--registry", str(tmp_path / "registry")) as keeper:
+            accuracy, taken = run_example(name, keeper.address, tmp_path)
+    else:
+        accuracy, taken = run_example(name, addresses[0], tmp_path)
     assert accuracy > 0.93
     assert EXAMPLES[name] <= taken < 2.5 * EXAMPLES[name]
 

@@ -21,6 +21,7 @@ from tests.soak import (
     communicators,
     crowds,
     elastic,
+    elastic_training,
     flips,
     frame_storm,
     freezes,
@@ -48,6 +49,9 @@ BARS = {
     "freezes": Bar(freezes.run, 20, "B3: reducers stopped, recovered within 2.5 s"),
     "workers": Bar(lost_workers.run, 50, "B4: workers killed (1 s) or stopped (6 s), named to all"),
     "elastic": Bar(elastic.run, 500, "elastic: workers lost and replaced, sums exact, p99 2 s"),
+    "elastic_training": Bar(
+        elastic_training.run, 200, "elastic: digits while workers come and go; equal accuracy"
+    ),
     "bits": Bar(bits.run, 10, "B8: same bits for all reducers, chunks, orders of arrival, kills"),
     "partitions": Bar(partitions.run, 1, "B24, B3, B4: packets vanish; 2 s, a worker 6 s (root)"),
     "crowds": Bar(crowds.run, 5_000, "B14: strangers cost 5 % of throughput, a join 1 s at most"),
@@ -65,7 +69,7 @@ def main() -> int:
         prog="python -m tests.soak",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"{name:12} {b.full:>9,}  {b.promise}" for name, b in BARS.items()),
+        epilog="\n".join(f"{name:16} {b.full:>9,}  {b.promise}" for name, b in BARS.items()),
     )
     parser.add_argument("bars", nargs="*", metavar="BAR", help="which; default: all")
     parser.add_argument("--scale", type=float, default=1.0, help="of the full counts")

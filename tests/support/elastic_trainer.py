@@ -24,10 +24,6 @@ from reducer_client.torch import Elastic
 from tests.support.elastic_worker import say
 
 SAMPLES = 601
-OPTIMIZERS: dict[str, Any] = {
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "adam": lambda p: torch.optim.Adam(p, lr=2e-3, betas=(0.8, 0.99)),
-}
 
 
 class Data(NamedTuple):
@@ -75,8 +71,7 @@ class Trainer:
         hidden = nn.Linear(features, 300)
         self.model = nn.Sequential(hidden, nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, kinds))
         hidden.weight.register_post_accumulate_grad_hook(lambda _: self.maybe_die())
-        kind = options.pop("optimizer", "momentum")
-        self.optimizer = OPTIMIZERS[kind](self.model.parameters())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.rate = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [40, 100], gamma=0.5)
         self.options = options
 

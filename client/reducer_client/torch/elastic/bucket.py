@@ -69,9 +69,9 @@ class Bucket:
                 "the embedding with sparse=False"
             )
         elif gradient.dtype is to.dtype:
-            torch.mul(gradient, weight, out=to)
+            torch.mul(gradient.detach(), weight, out=to)
         else:
-            to.copy_(gradient).mul_(weight)
+            to.copy_(gradient.detach()).mul_(weight)
         self._filled.add(place)
 
     def start(self, group: Group, generation: int = 0) -> Sum:

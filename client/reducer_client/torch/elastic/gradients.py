@@ -86,6 +86,8 @@ class Gradients:
                 raise RuntimeError(
                     f"the step has {self._samples} samples already: call step() before the next"
                 )
+            if samples < 0:
+                raise ValueError(f"{samples} samples: expected a number from 0 on")
             self._samples = samples
             if self._by_samples:
                 counts = np.zeros(self._group.world_size, np.int64)

@@ -43,7 +43,8 @@ class ModelState:
 
     def rest(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays: dict[str, Array] = {}
-        states = {name: part.state_dict() for name, part in self._parts().items()}
+        own = {name: part.state_dict() for name, part in self._parts().items()}
+        states = {**self.left, **own}
         return arrays, {n: flatten(state, n, arrays) for n, state in states.items()}
 
     def load(self, arrays: Mapping[str, Array], rest: Mapping[str, Array], metadata: Any) -> None:

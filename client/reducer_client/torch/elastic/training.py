@@ -45,6 +45,7 @@ class Elastic:
             `shards`. Else average over the workers, as DDP does.
         extra: further objects with ``state_dict`` and ``load_state_dict``, such as schedulers.
         wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
+            A gradient is multiplied by the number of samples, so float16 may overflow.
         options: further options of `reducer_client.elastic.connect`.
 
     Raises:
@@ -88,7 +89,7 @@ class Elastic:
             self._summed = {id(parameter) for parameter in parameters}
             self._gradients = Gradients(
                 self.group,
-                parameters,
+                [p for p in parameters if p.numel()],
                 bucket_bytes=int(bucket_cap_mb * (1 << 20)),
                 keeps=on_worker_loss == "shrink_strict",
                 by_samples=by_samples,
@@ -180,7 +181,12 @@ class Elastic:
                 )
         self._reduced = self._gradients.reduce()
 
-    def step(self, after: Callable[[], object] | None = None) -> bool:
+    def step(
+        self,
+        after: Callable[[], object] | None = None,
+        *,
+        update: Callable[[], object] | None = None,
+    ) -> bool:
         """End a training step: gradients, ``optimizer.step()``, ``zero_grad()``.
 
         Without any sample in the step, as if the workers that had samples were lost, the optimizer
@@ -190,6 +196,7 @@ class Elastic:
             after: called after the optimizer's step. What the step changes besides the optimizer,
                 such as a scheduler, must be changed here: workers that join take over the state
                 at the end of the call.
+            update: called instead of ``optimizer.step()``, for a GradScaler for example.
 
         Returns:
             Whether a new era has begun: there are other workers, and ``rank`` and ``world_size``
@@ -203,7 +210,7 @@ class Elastic:
         assert self._reduced is not None
         (members, has_samples), self._reduced = self._reduced, None
         if has_samples:
-            self._optimizer.step()
+            (update or self._optimizer.step)()
         self._model.zero_grad(set_to_none=True)
         if self._shards is not None:
             self._shards.end_step(members)
@@ -248,11 +255,14 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 "module (model.module of a DistributedDataParallel). Elastic sums the gradients "
                 "itself"
             )
+    if not any(p.requires_grad and p.numel() for p in model.parameters()):
+        raise ValueError("no parameter of the model requires a gradient")
     known = set()
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise TypeError(f"parameter {name!r} has no shape yet: run a forward pass first")
-        with_memory(parameter.detach())
+        if with_memory(parameter.detach()).device.type not in ("cpu", "cuda"):
+            raise TypeError(f"parameter {name!r} on {parameter.device}: expected cpu or cuda")
         known.add(id(parameter))
     for group in optimizer.param_groups:
         if any(id(parameter) not in known for parameter in group["params"]):
