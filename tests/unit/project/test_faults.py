@@ -15,13 +15,14 @@ TABLES = [
 ]
 ROWS = [(f"{cells[0].strip()}: {cells[1]}", *cells[-2:]) for table in TABLES for cells in table]
 FOLDERS = (TESTS, ROOT, TESTS / "nccl", ROOT / "client/engine/tests", ROOT / "nccl_plugin/tests")
-ENGINE = ("reconnect", "routes", "suspicion", "absence")
+ENGINE = ("reconnect", "routes", "suspicion", "absence", "views")
 NAMES = {
     "bars": ["e2e/test_bars.py"],
     "core": ["unit/core/runs/test_failover.py"],
     "engine": [f"unit/engine/test_engine_{part}.py" for part in ENGINE],
     "proxy": ["net/test_proxy.py"],
-    "sim": ["unit/sim/test_storm.py", "unit/sim/test_engine_storm.py", "support/storm.py"],
+    "sim": [f"unit/sim/test_{part}.py" for part in ("storm", "engine_storm")]
+    + [f"support/{part}.py" for part in ("storm", "worker_storm")],
     "soak": ["soak/__main__.py"],
 }
 NAMED = re.compile(r"(`[\w/.]+`|\w+)(?: \(([^)]*)\))?(?:, |$)")
