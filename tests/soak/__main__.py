@@ -50,7 +50,7 @@ BARS = {
     "workers": Bar(lost_workers.run, 50, "B4: workers killed (1 s) or stopped (6 s), named to all"),
     "elastic": Bar(elastic.run, 500, "elastic: workers lost and replaced, sums exact, p99 2 s"),
     "elastic_training": Bar(
-        elastic_training.run, 200, "elastic: digits while workers come and go; equal accuracy"
+        elastic_training.run, 200, "elastic: digits while workers come and go; accuracy as good"
     ),
     "bits": Bar(bits.run, 10, "B8: same bits for all reducers, chunks, orders of arrival, kills"),
     "partitions": Bar(partitions.run, 1, "B24, B3, B4: packets vanish; 2 s, a worker 6 s (root)"),

@@ -1,7 +1,8 @@
 """Workers join and leave a job that trains on digits with `Elastic`, until the model is as good.
 
 All workers of a step have the same bits, and each worker that joins has the state of the others.
-The accuracy at the end is that of a training which nobody disturbs, or within a hundredth of it.
+The accuracy at the end is at most a hundredth below that of an undisturbed training of as many
+epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LEAST, MOST = 2, 4
 SILENCE = 3.0  # seconds; a worker that stands still is lost then. Four import torch beside others
 ENDLESS = 1 << 40
 TOLERANCE = 0.01
-EPOCHS = 60  # of the undisturbed training, at most; the accuracy is final long before
+HOUR = 3600.0  # for an undisturbed training of as many epochs
 HARMS = ("kill", "kill", "leave", "stop")
 
 
@@ -73,7 +74,7 @@ class Crowd:
     def wait(self) -> float:
         """Wait until all have ended, alike. The accuracy."""
         for worker in self.workers:
-            assert worker.wait() == 0, worker.errors
+            assert worker.process.wait(HOUR) == 0, worker.errors
         self.job.check()
         ends = [worker.first("end") for worker in self.workers]
         assert len({(end["digest"], end["moments"]) for end in ends}) == 1
@@ -143,7 +144,7 @@ def disturbed(count: int, seed: int, say: Say) -> tuple[Figures, float, int]:
 def undisturbed(epochs: int) -> float:
     """The accuracy."""
     with _job() as job:
-        crowd = Crowd(job, LEAST + 1, pause=0.0, epochs=max(1, min(epochs, EPOCHS)))
+        crowd = Crowd(job, LEAST + 1, pause=0.0, epochs=max(1, epochs))
         return crowd.wait()
 
 
@@ -151,5 +152,5 @@ def run(count: int, seed: int, say: Say) -> Figures:
     """`count` joins and losses, one at a time, with LEAST to MOST workers."""
     figures, accuracy, epochs = disturbed(count, seed, say)
     other = undisturbed(epochs)
-    assert abs(accuracy - other) <= TOLERANCE, (accuracy, other)
+    assert accuracy >= other - TOLERANCE, (accuracy, other)
     return {**figures, "accuracy, and undisturbed": f"{accuracy:.4f}, {other:.4f}"}
