@@ -9,7 +9,7 @@
  *
  * In flight: a RESULT, since the lane counts it as sent (`air`). It arrives at any later time, even
  * after its lane died, or is lost once its connection is. All other frames arrive when they are
- * sent: README.md says why a late frame is the same as a frame that is sent late.
+ * sent: README.md says why this loses no run.
  */
 
 #ifndef WORKERS
@@ -535,12 +535,12 @@ inline propose(set, place_of) {
   :: d_step { MAY_LEARN(s) -> learn_route(me, lane[s].route); skip }                             \
   :: d_step { MAY_MAKE(s) -> make_route(s); skip }                                               \
   :: d_step { MAY_ERR(s) -> alarms--; make_route(s); skip }                                      \
-  SET(1, s)                                                                              \
-  SET(2, s)                                                                              \
-  SET(3, s)                                                                              \
-  SET(4, s)                                                                              \
-  SET(5, s)                                                                              \
-  SET(6, s)                                                                              \
+  SET(1, s)                                                                                      \
+  SET(2, s)                                                                                      \
+  SET(3, s)                                                                                      \
+  SET(4, s)                                                                                      \
+  SET(5, s)                                                                                      \
+  SET(6, s)                                                                                      \
   SET(7, s)
 
 #define RESULT_OF(epoch)                                                                         \
