@@ -4,12 +4,12 @@
  *
  * WORKERS reduce one chunk of one round over LANES lanes. A view is (epoch, members), and the
  * registry keeps the newest one. A route is (epoch, number, lane of the chunk): every route here
- * moves the stream of the chunk, since other routes change nothing. A sum is the bitmap of the ranks
- * in it. The registry is not lost here (registry_loss.pml).
+ * moves the stream of the chunk, since other routes change nothing. A sum is the bitmap of the
+ * ranks in it. The registry is not lost here (registry_loss.pml).
  *
  * In flight: a RESULT, since the lane counts it as sent (`air`). It arrives at any later time, even
  * after its lane died, or is lost once its connection is. All other frames arrive when they are
- * sent: README.md says why a late frame is the same as a frame that is sent late.
+ * sent: README.md says why this loses no run.
  */
 
 #ifndef WORKERS
@@ -25,7 +25,7 @@
 #define KILLS 1 /* a lane dies; it starts again, empty, sooner or later */
 #endif
 #ifndef BREAKS
-#define BREAKS 0 /* a connection breaks */
+#define BREAKS 0 /* a connection of rank 0, 1 or 2 breaks */
 #endif
 #ifndef ALARMS
 #define ALARMS 0 /* the maker of routes believes a false suspicion of a lane */
@@ -142,21 +142,20 @@ hidden byte rank, slot, route;
 /* I6: whatever is freed, every member that lives holds. */
 inline nobody_needs() {
   for (n : 0 .. WORKERS - 1) {
-    assert(!worker[n].alive || !HAS(views[LAST].members, n) || worker[n].set != 0)
+    assert(!worker[n].alive || !HAS(views[LAST].members, n) || worker[n].set > 0)
   }
 }
+
+#define IS_MEMBER(rank) (worker[rank].alive && HAS(views[LAST].members, rank))
+#define COUNTS(rank) (IS_MEMBER(rank) && worker[rank].set != 0)
 
 /* I1: all results in the newest view are equal, and equal to what was written as settled. */
 inline all_agree() {
   for (i : 0 .. WORKERS - 1) {
     for (n : 0 .. WORKERS - 1) {
-      assert(
-        !worker[i].alive || !worker[n].alive || worker[i].set == 0 || worker[n].set == 0 ||
-        !HAS(views[LAST].members, i) || !HAS(views[LAST].members, n) || worker[i].set == worker[n].set)
+      assert(!COUNTS(i) || !COUNTS(n) || worker[i].set == worker[n].set)
     }
-    assert(
-      !worker[i].alive || worker[i].set == 0 || settled == 0 || !HAS(views[LAST].members, i) ||
-      worker[i].set == settled)
+    assert(!COUNTS(i) || settled == 0 || worker[i].set == settled)
   }
 }
 
@@ -461,17 +460,16 @@ inline tell_route(s) {
 
 /* ======== who decides ======== */
 
-#define IS_DEAD(rank) (HAS(MEMBERS(W.route), rank) && !worker[rank].alive)
+#define IS_DEAD(rank, set) (HAS(set, rank) && !worker[rank].alive)
 #if WORKERS == 3
-#define MISSES (IS_DEAD(0) || IS_DEAD(1) || IS_DEAD(2))
-#define ALIVE (worker[0].alive + 2 * worker[1].alive + 4 * worker[2].alive)
+#define ANY(holds, with) (holds(0, with) || holds(1, with) || holds(2, with))
 #else
-#define MISSES (IS_DEAD(0) || IS_DEAD(1) || IS_DEAD(2) || IS_DEAD(3))
+#define ANY(holds, with) (holds(0, with) || holds(1, with) || holds(2, with) || holds(3, with))
 #endif
 #if READS
 #define HAS_REASON true
 #else
-#define HAS_REASON (MISSES || views[LAST].proposer == me)
+#define HAS_REASON (ANY(IS_DEAD, MEMBERS(W.route)) || views[LAST].proposer == me)
 #endif
 #define MAY_READ                                                                                 \
   (W.alive && HAS_REASON && EPOCH(FIRST(LAST)) > EPOCH(W.route) && IS_NEWER(FIRST(LAST), W.route))
@@ -482,7 +480,7 @@ inline tell_route(s) {
 #define MAY_CAS (decided < VIEWS && EPOCH(W.route) + 1 == decided)
 #endif
 #ifdef NO_SHRINK_ONLY
-#define IS_NEXT(set) (set != MEMBERS(W.route) && (set & ALIVE) == set)
+#define IS_NEXT(set) (set != MEMBERS(W.route) && !ANY(IS_DEAD, set))
 #else
 #define IS_NEXT(set) (set != MEMBERS(W.route) && (set & MEMBERS(W.route)) == set)
 #endif
@@ -523,18 +521,13 @@ inline propose(set, place_of) {
   (worker[rank].alive && worker[rank].route == W.route &&                                        \
    ((worker[rank].bound != 0 && worker[rank].bound != lane[PLACE(W.route)].incarnation) ||       \
     (place_of != PLACE(W.route) && !HAS(lane[PLACE(W.route)].here, rank))))
-#if WORKERS == 3
-#define IS_SUSPECTED(place_of)                                                                   \
-  (SUSPECTS(0, place_of) || SUSPECTS(1, place_of) || SUSPECTS(2, place_of))
-#else
-#define IS_SUSPECTED(place_of)                                                                   \
-  (SUSPECTS(0, place_of) || SUSPECTS(1, place_of) || SUSPECTS(2, place_of) ||                    \
-   SUSPECTS(3, place_of))
-#endif
 #define MAY_MOVE_TO(place_of)                                                                    \
   (W.alive && IS_MAKER && lane[place_of].formed && HAS(lane[place_of].here, me))
-#define MAY_MAKE(place_of) (MAY_MOVE_TO(place_of) && IS_SUSPECTED(place_of))
+#define MAY_MAKE(place_of) (MAY_MOVE_TO(place_of) && ANY(SUSPECTS, place_of))
 #define MAY_ERR(place_of) (alarms > 0 && MAY_MOVE_TO(place_of) && place_of != PLACE(W.route))
+
+#define SET(set, s)                                                                              \
+  :: d_step { MAY_PROPOSE(set) -> propose(set, s); skip }
 
 #define LANE(s)                                                                                  \
   :: d_step { W.alive && lane[s].up && !HAS(lane[s].here, me) -> connect(me, s); skip }          \
@@ -542,13 +535,13 @@ inline propose(set, place_of) {
   :: d_step { MAY_LEARN(s) -> learn_route(me, lane[s].route); skip }                             \
   :: d_step { MAY_MAKE(s) -> make_route(s); skip }                                               \
   :: d_step { MAY_ERR(s) -> alarms--; make_route(s); skip }                                      \
-  :: d_step { MAY_PROPOSE(1) -> propose(1, s); skip }                                            \
-  :: d_step { MAY_PROPOSE(2) -> propose(2, s); skip }                                            \
-  :: d_step { MAY_PROPOSE(3) -> propose(3, s); skip }                                            \
-  :: d_step { MAY_PROPOSE(4) -> propose(4, s); skip }                                            \
-  :: d_step { MAY_PROPOSE(5) -> propose(5, s); skip }                                            \
-  :: d_step { MAY_PROPOSE(6) -> propose(6, s); skip }                                            \
-  :: d_step { MAY_PROPOSE(7) -> propose(7, s); skip }
+  SET(1, s)                                                                                      \
+  SET(2, s)                                                                                      \
+  SET(3, s)                                                                                      \
+  SET(4, s)                                                                                      \
+  SET(5, s)                                                                                      \
+  SET(6, s)                                                                                      \
+  SET(7, s)
 
 #define RESULT_OF(epoch)                                                                         \
   :: d_step { MAY_TAKE(epoch) -> take_result(epoch); skip }                                      \
@@ -574,12 +567,21 @@ end:
 #if LANES > 1
   LANE(1)
 #endif
+#if WORKERS > 3
+  SET(8, 0)
+  SET(9, 0)
+  SET(10, 0)
+  SET(11, 0)
+  SET(12, 0)
+  SET(13, 0)
+  SET(14, 0)
+#endif
   od
 }
 
 /* ======== faults ======== */
 
-/* What is not stable goes again, also a result that this rank holds. What is on its way may be lost. */
+/* What is not stable goes again, also a result. What is on its way may be lost. */
 inline lose(w, s) {
   for (i : 0 .. EPOCHS - 1) {
     if
@@ -637,13 +639,12 @@ proctype Watches() {
   d_step {
     n = 0;
     for (i : 0 .. WORKERS - 1) {
-      n = n | (worker[i].alive << i)
+      n = n | (IS_MEMBER(i) << i)
     }
     for (i : 0 .. WORKERS - 1) {
-      assert(
-        (views[LAST].members & n) != views[LAST].members || !HAS(views[LAST].members, i) || worker[i].freed)
+      assert(n != views[LAST].members || !HAS(n, i) || worker[i].freed)
     }
-    assert((views[LAST].members & n) == 0 || (views[LAST].members & n) == views[LAST].members || decided == VIEWS)
+    assert(n == 0 || n == views[LAST].members || decided == VIEWS)
   }
 }
 

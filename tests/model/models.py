@@ -18,9 +18,17 @@ LAWS = {
     ".set==worker": "I1, all results in the newest view are equal",
     ".set==views": "I2, I10, a result has exactly the members of the view that it names",
     ".set==settled": "a settled step is never summed again",
-    ".set!=0": "I6, nothing is freed that a member of the view lacks",
+    ".set>0": "I6, nothing is freed that a member of the view lacks",
     ".freed)": "I11, every member of the last view gets the result and frees its copy",
     "((route/": "no frame comes before the view that it was sent under",
+    ".held[k]==": "I1, all results in the newest view are equal",
+    ")==((16*": "I8, all members of the newest view commit the same sums",
+    "settled==((16*": "a settled step is never done again",
+    ".generation<": "I11, a step is done again only after a view has changed",
+    "||worker[i].committed": "I11, every member of the last view commits the step",
+    "n==worker": "I1, all results in the newest view are equal",
+    ">views[document]": "I9, the epochs of documents never go back",
+    "failed": "I11, every member of the last view gets the result, or the job ends with an error",
 }
 
 
@@ -107,9 +115,45 @@ class Elastic(Model):
         return text if self.reads else f"{text} unread"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strict(Model):
+    """As text, workers x chunks x views and faults.
+
+    `inside`: workers outside the newest view are followed only while they can act on its members.
+    """
+
+    SOURCE = "strict.pml"
+    workers: int = 3
+    epochs: int = 2
+    deaths: int = 0
+    inside: bool = False
+
+    @property
+    def sizes(self) -> str:
+        text = f"{self.workers}x2x{self.epochs} {_struck(death=self.deaths)}".strip()
+        return f"{text} inside" if self.inside else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryLoss(Model):
+    """As text, workers x views and faults."""
+
+    SOURCE = "registry_loss.pml"
+    workers: int = 3
+    views: int = 3
+    losses: int = 1
+    deaths: int = 0
+
+    @property
+    def sizes(self) -> str:
+        struck = _struck(loss=self.losses, death=self.deaths)
+        return f"{self.workers}x{self.views} {struck}"
+
+
 # What each rule holds up, and the fault that shows it. README.md has a line for each.
 KILL, BREAK = Failover(kills=1), Failover(breaks=1)
 DEATH = Elastic(deaths=1)
+LOSS = RegistryLoss()
 RULES: dict[type[Model], dict[str, tuple[Model, str]]] = {
     Failover: {
         "NO_RANK_ORDER": (KILL, ".sum=="),
@@ -133,10 +177,10 @@ RULES: dict[type[Model], dict[str, tuple[Model, str]]] = {
         "NO_LANE_FENCE": (DEATH, ".set==views"),
         "NO_XOR": (DEATH, ".set==worker"),
         "NO_SHRINK_ONLY": (Elastic(epochs=3), ".freed)"),
-        "NO_CAS": (DEATH, ".set!=0"),
+        "NO_CAS": (DEATH, ".set>0"),
         "NO_VIEW_MOVES_ALL": (DEATH, ".set==worker"),
-        "NO_RESULTS_KEPT": (DEATH, ".set!=0"),
-        "NO_STABLE_OF_VIEW": (DEATH, ".set!=0"),
+        "NO_RESULTS_KEPT": (DEATH, ".set>0"),
+        "NO_STABLE_OF_VIEW": (DEATH, ".set>0"),
         "NO_NEW_POSITIONS": (DEATH, ".freed)"),
         "NO_RESEND_OF_HELD": (Elastic(breaks=1), ".freed)"),
         "NO_VIEW_FIRST": (DEATH, "((route/"),
@@ -147,6 +191,19 @@ RULES: dict[type[Model], dict[str, tuple[Model, str]]] = {
         "NO_TELL_FORMING": (Elastic(deaths=1, kills=1), ".freed)"),
         "NO_RELAY": (Elastic(reads=False), ".freed)"),
         "NO_SETTLED": (DEATH, ".set==settled"),
+    },
+    Strict: {
+        "NO_HOLDS_ALL": (Strict(inside=True), "||worker[i].committed"),
+        "NO_RESULTS_KEPT": (Strict(), "||worker[i].committed"),
+        "NO_SETTLED": (Strict(deaths=1), "settled==((16*"),
+        "NO_DONE_OF_VIEW": (Strict(), "settled==((16*"),
+    },
+    RegistryLoss: {
+        "NO_WAIT_FOR_ALL": (LOSS, "n==worker"),
+        "NO_JUMP": (LOSS, "n==worker"),
+        "NO_PROMISE": (LOSS, "n==worker"),
+        "NO_OLD_PROMISE": (RegistryLoss(views=4, losses=2), "n==worker"),
+        "NO_INCARNATION": (LOSS, ">views[document]"),
     },
 }
 
@@ -175,6 +232,13 @@ SMALL: Sequence[Model] = (
     Elastic(deaths=1, kills=1, cycles=True),
     Elastic(epochs=3, deaths=2),
     Elastic(lanes=2, alarms=1),
+    Elastic(workers=4, deaths=1),
+    Strict(deaths=1),
+    Strict(epochs=3),
+    Strict(deaths=1, cycles=True),
+    LOSS,
+    RegistryLoss(deaths=1),
+    RegistryLoss(cycles=True),
 )
 BROKEN = [model for kind in RULES for model in broken(kind)]
 FULL: Sequence[Model] = (
@@ -196,4 +260,10 @@ FULL: Sequence[Model] = (
     Elastic(epochs=3, deaths=2, kills=2),
     Elastic(lanes=2, deaths=1, alarms=1),
     Elastic(lanes=2, deaths=1, kills=1),
+    Elastic(workers=4, epochs=3),
+    Strict(epochs=3, deaths=2),
+    Strict(workers=4, deaths=1),
+    Strict(workers=4, epochs=3, deaths=2, inside=True),
+    RegistryLoss(views=4, deaths=1),
+    RegistryLoss(views=4, losses=2),
 )

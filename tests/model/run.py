@@ -87,7 +87,7 @@ def report(model: Model, megabytes: int) -> bool:
     found = search(model, megabytes)
     verdict = f"breaks {LAWS.get(found.broken, found.broken)}" if found.broken else "holds"
     print(
-        f"{model.SOURCE:12} {model!s:32} {found.states:11,} states, depth {found.depth:3}, "
+        f"{model.SOURCE:17} {model!s:32} {found.states:11,} states, depth {found.depth:3}, "
         f"{found.seconds:7.1f} s: {verdict}",
         flush=True,
     )
