@@ -14,6 +14,7 @@ from reducer_client import PeerLostError
 from tests.soak import (
     bits,
     crowds,
+    elastic,
     hush,
     kills,
     lost_workers,
@@ -31,6 +32,10 @@ from tests.support.wait import AT_ONCE, SILENT_SECONDS
 
 def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
     kills.run(draws(20, 240), 1, hush)
+
+
+def test_lost_workers_of_an_elastic_job_leave_the_sums_and_others_join() -> None:
+    elastic.run(draws(30, 100), 1, hush)
 
 
 @pytest.mark.long  # 14 CPU seconds; tests/e2e/test_failover.py restarts one reducer

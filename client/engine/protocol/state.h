@@ -121,7 +121,7 @@ class State {
   // Returns a ROUTE without these ranks, for the registry to decide on.
   std::string view_without(const std::vector<uint32_t>& ranks, uint32_t epoch) const;
   std::optional<Failure> install(std::string_view view, double now);  // what was decided
-  std::string view() const;  // the route in force
+  std::string view() const;                                           // the route in force
   void promise(uint32_t epoch) { failover_.promise(epoch); }
 
   // --- timers and end ---
