@@ -61,7 +61,7 @@ def test_a_call_that_was_refused_for_lack_of_a_thread_is_made_again(
 
 
 def _without_memory(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise MemoryError("injected")
 
     group = join(rank, world, addresses, job)

@@ -205,13 +205,18 @@ def main() -> int:
     from tests.support.worker_storm import WorkerStorm
 
     rule = sys.argv[1] if len(sys.argv) > 1 else ""
-    storm: Any = WorkerStorm if rule in OF_VIEWS else Storm
     if rule:
         {**RULES, **OF_VIEWS}[rule]()
+    storms: list[tuple[Any, int]] = []
+    if rule not in OF_VIEWS:
+        storms.append((Storm, SEEDS))
+    if rule not in RULES:
+        storms.append((WorkerStorm, SEEDS_OF_VIEWS))
+    first = FIRST.get(rule, 0)
     try:
-        first = FIRST.get(rule, 0)
-        for seed in range(first, first + (SEEDS_OF_VIEWS if rule in OF_VIEWS else SEEDS)):
-            storm(seed, ROUNDS).run()
+        for storm, seeds in storms:
+            for seed in range(first, first + seeds):
+                storm(seed, ROUNDS).run()
     except (AssertionError, InternalError, StuckError) as error:
         print(f"seed {seed}: {str(error)[:200]}")
         return 1

@@ -70,7 +70,7 @@ class SimCluster:
             engine_parts.State(
                 reducers=len(lanes_by_slot),
                 job=job,
-                run_id="run" if rank == 0 else "",
+                run_id="run" if rank == 0 or elastic else "",
                 rank=rank,
                 world_size=world_size,
                 chunk_table=list(table),
