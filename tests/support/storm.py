@@ -19,6 +19,7 @@ from reducer.core.surface.settings import MOST_SUMMED
 from reducer.wire.keys import key_id
 from tests.support.laws import Laws
 from tests.support.simfaults import FaultyCluster
+from tests.support.storm_loop import StormLoop
 
 CHUNK = 1_024
 TABLE = ((0, CHUNK),)
@@ -26,7 +27,6 @@ MOST_AHEAD = 8  # rounds of a key that a rank may be ahead of the slowest
 FAULTS = 12  # in a spell
 ROUNDS_OF_A_SPELL = 20
 CALM = 4.0  # seconds between spells, else a rank could be silent for 5 s and be lost
-PATIENCE = 60.0  # simulated seconds, longer than any deadline of the protocol
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Operation:
 
 
 @dataclass
-class Storm:
+class Storm(StormLoop):
     """One job with `rounds` rounds of each key; `run` raises AssertionError or StuckError."""
 
     seed: int
@@ -189,31 +189,11 @@ class Storm:
             self.cluster.kill(slot)
         self.cluster.start(slot)
 
-    def repair(self) -> None:
-        due = [job for at, job in self.repairs if at <= self.cluster.now]
-        self.repairs = [(at, job) for at, job in self.repairs if at > self.cluster.now]
-        for job in due:
-            job()
-
     # --- the run --------------------------------------------------------------------------------
 
     def run(self) -> None:
+        self.rage()
         cluster = self.cluster
-        cluster.join()
-        quiet_since = cluster.now
-        while not self.submitted or self.open:
-            self.submit_some()
-            self.maybe_break()
-            self.repair()
-            before = len(self.open)
-            if not cluster.step():
-                cluster.pass_time(0.01)
-            self.check()
-            if len(self.open) != before:
-                quiet_since = cluster.now
-            assert cluster.now - quiet_since < PATIENCE, (
-                f"I11: seed {self.seed}: {cluster.report()}"
-            )
         cluster.heal()
         self.repairs.clear()
         cluster.settle(3.0)

@@ -18,12 +18,12 @@ import numpy as np
 from reducer.wire.errors import ErrorCode
 from tests.support.laws import counts_what_it_holds
 from tests.support.simelastic import ElasticCluster
+from tests.support.storm_loop import StormLoop
 
 CHUNK = 1_024
 TABLE = ((0, CHUNK),)
 MOST_AHEAD = 8  # rounds of a key that a rank may be ahead of the slowest
 FAULTS = 14
-PATIENCE = 60.0  # simulated seconds, longer than any deadline of the protocol
 STOP = 9.0  # seconds that a worker may stand still: longer than the silence of a worker
 
 
@@ -37,7 +37,7 @@ class Operation:
 
 
 @dataclass
-class WorkerStorm:
+class WorkerStorm(StormLoop):
     """One elastic job with `rounds` rounds of each key; `run` raises AssertionError."""
 
     seed: int
@@ -199,12 +199,6 @@ class WorkerStorm:
             cluster.frozen.add(slot)
             self.repairs.append((end, lambda: cluster.frozen.discard(slot)))
 
-    def repair(self) -> None:
-        due = [job for at, job in self.repairs if at <= self.cluster.now]
-        self.repairs = [(at, job) for at, job in self.repairs if at > self.cluster.now]
-        for job in due:
-            job()
-
     # --- the run --------------------------------------------------------------------------------
 
     @property
@@ -214,22 +208,8 @@ class WorkerStorm:
         )
 
     def run(self) -> None:
+        self.rage()
         cluster = self.cluster
-        cluster.join()
-        quiet_since = cluster.now
-        while not self.submitted or self.open:
-            self.submit_some()
-            self.maybe_break()
-            self.repair()
-            before = len(self.open)
-            if not cluster.step():
-                cluster.pass_time(0.01)
-            self.check()
-            if len(self.open) != before:
-                quiet_since = cluster.now
-            assert cluster.now - quiet_since < PATIENCE, (
-                f"I11: seed {self.seed}: {cluster.report()}"
-            )
         assert self.survivors, f"seed {self.seed}: nobody is left"
         self.check_agreement()
         self.repairs.sort(key=lambda each: each[0])

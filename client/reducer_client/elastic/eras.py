@@ -184,7 +184,7 @@ class Eras:
             registry.cas(name, registry.get(name).version, packed)
 
     def _compare(self) -> None:
-        """Raise JoinError if this process's state is not like that of the job's workers."""
+        """Raise JoinError if this process has a state of another shape than the job's workers."""
         packed = self._record.registry.get(self._record.name + _OF_LAYOUT).value
         self._has_compared = bool(packed)
         if packed and (differs := self._layout.difference(unpack(packed))):

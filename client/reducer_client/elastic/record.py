@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from reducer_client.elastic.document import Document, decode
 from reducer_client.errors import ClosedError, ReducerError
@@ -28,7 +27,6 @@ class JobRecord:
         self.changed = threading.Condition()
         self.record = registry.get(name)
         self.document = decode(self.record.value)
-        self.seen_at = time.monotonic()  # when the registry last answered
         self._is_closed = False
         self._thread = threading.Thread(target=self._follow, name="reducer-registry", daemon=True)
         self._thread.start()
@@ -79,7 +77,6 @@ class JobRecord:
     def _take(self, record: Record) -> None:
         document = decode(record.value)
         with self.changed:
-            self.seen_at = time.monotonic()
             is_older = (
                 record.incarnation == self.record.incarnation
                 and record.version < self.record.version

@@ -34,7 +34,7 @@ class State(Protocol):
         and dicts of these)."""
 
     def load(self, arrays: Mapping[str, Array], rest: Mapping[str, Array], metadata: Any) -> None:
-        """Take over another worker's state. ``arrays`` are those of `arrays`, filled."""
+        """Take over another worker's state. ``arrays``: what `arrays` returned, filled with it."""
 
 
 class ArrayState:
@@ -76,8 +76,8 @@ def send(group: Group, state: State, step: int, root: int) -> None:
 def receive(group: Group, state: State, root: int) -> int:
     """Take over the state of the root. Returns its step.
 
-    Raises JoinError if the root's arrays are others than ours, IntegrityError if what came is not
-    what was sent, and other ReducerErrors.
+    Raises JoinError if the root has other arrays than this worker, IntegrityError if the arrays
+    that came are not those that the root sent, and other ReducerErrors.
     """
     size = np.zeros(1, np.int64)
     wait_or_end(group, lambda: group.broadcast(size, root, out=size))

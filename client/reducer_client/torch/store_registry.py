@@ -113,7 +113,7 @@ class StoreRegistry:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._cause = ""
-        # Of the thread alone.
+        # Only the thread uses these.
         self._store: TCPStore | None = None
         self._incarnation = ""
         self._leases: dict[tuple[str, str], StoreLease] = {}

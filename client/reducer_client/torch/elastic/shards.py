@@ -66,7 +66,7 @@ class Shards:
             yield mine
 
     def state_dict(self) -> dict[str, Any]:
-        """What is done of this epoch, as plain values."""
+        """Which samples of this epoch are done, as plain values."""
         return {
             "size": self._size,
             "batch": self._batch,

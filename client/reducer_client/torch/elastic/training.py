@@ -169,7 +169,7 @@ class Elastic:
         """Wait for the means of the gradients, which are the same bits on all workers.
 
         `step` does this, too. Call `reduce` before, to clip the gradients for example: the
-        gradients of backward() are those of this worker alone.
+        gradients of backward() hold only this worker's samples.
         """
         if self._reduced is not None:
             return
