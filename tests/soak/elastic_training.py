@@ -1,8 +1,8 @@
 """Workers join and leave a job that trains on digits with `Elastic`, until the model is as good.
 
 All workers of a step have the same bits, and each worker that joins has the state of the others.
-The accuracy at the end is at most a hundredth below that of an undisturbed training of as many
-epochs.
+Each sample counts exactly once in each epoch. The accuracy at the end is at most a hundredth below
+that of an undisturbed training of as many epochs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tests.soak import Figures, Say, milliseconds
 from tests.support.elastic_job import ElasticJob, ElasticWorker
+from tests.support.elastic_trainer import DIGITS
 
 LEAST, MOST = 2, 4
 SILENCE = 3.0  # seconds; a worker that stands still is lost then. Four import torch beside others
@@ -76,6 +78,7 @@ class Crowd:
         for worker in self.workers:
             assert worker.process.wait(HOUR) == 0, worker.errors
         self.job.check()
+        check_visits(self.job.workers)
         ends = [worker.first("end") for worker in self.workers]
         assert len({(end["digest"], end["moments"]) for end in ends}) == 1
         return min(float(end["accuracy"]) for end in ends)
@@ -94,6 +97,27 @@ class Crowd:
             if step["at"] > at and len(step["members"]) == len(self.workers):
                 return float(step["at"])
         raise AssertionError(f"worker {worker.name} finished no step of {len(self.workers)}")
+
+
+def check_visits(workers: list[ElasticWorker]) -> None:
+    """Each sample is in the sums of exactly one step of each complete epoch.
+
+    A worker that was lost after its last contribution may have said nothing of this step. The
+    others know which samples it was dealt.
+    """
+    dealt: dict[tuple[int, int], tuple[int, list[int]]] = {}
+    for worker in workers:
+        for step in worker.steps:
+            by_rank = dict(step["dealt"])
+            assert by_rank.get(step["rank"], []) == step["samples"]
+            samples = [n for rank in step["members"] for n in by_rank.get(rank, [])]
+            at = step["era"], step["step"]
+            assert dealt.setdefault(at, (step["epoch"], samples)) == (step["epoch"], samples), at
+    epochs: dict[int, Counter[int]] = {}
+    for epoch, samples in dealt.values():
+        epochs.setdefault(epoch, Counter()).update(samples)
+    for epoch in range(max(epochs)):
+        assert epochs[epoch] == Counter(range(DIGITS)), f"epoch {epoch}"
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from reducer_client import ReducerError
 from reducer_client.torch import Elastic
 from tests.support.elastic_worker import say
 
-SAMPLES = 601
+SAMPLES = 601  # that are made
+DIGITS = 1440  # of 1,797; the others are for the test
 
 
 class Data(NamedTuple):
@@ -49,7 +50,7 @@ def digits() -> Data:
     order = np.random.default_rng(0).permutation(len(labels))
     x = torch.from_numpy((images[order] / 16).astype(np.float32))
     y = torch.from_numpy(labels[order].astype(np.int64))
-    return Data(x[:1440], y[:1440], (x[1440:], y[1440:]))
+    return Data(x[:DIGITS], y[:DIGITS], (x[DIGITS:], y[DIGITS:]))
 
 
 class Trainer:
@@ -91,7 +92,11 @@ class Trainer:
 
     def train(self, indices: list[int]) -> None:
         elastic = self.elastic
-        before = {"era": elastic.group.era, "epoch": self.shards.epoch, "step": elastic.steps}
+        before = {
+            "era": elastic.group.era, "rank": elastic.rank, "epoch": self.shards.epoch,
+            "step": elastic.steps,
+        }  # fmt: skip
+        dealt = [[rank, part.tolist()] for rank, part in self.shards._dealt.items()]
         if len(indices) > 1:  # as batch norm demands
             scores = self.model(self.data.points[indices])
             nn.functional.cross_entropy(scores, self.data.classes[indices]).backward()
@@ -104,8 +109,8 @@ class Trainer:
             bool(ends[0]) or elastic.steps >= self.steps or self.shards.epoch >= self.epochs
             or self.leave.is_file()
         )  # fmt: skip
-        self.say("step", new_era=is_new, samples=indices, members=members, exact=True,
-                 ledgers=[[[0, len(members)]]], **before)  # fmt: skip
+        self.say("step", new_era=is_new, samples=indices, dealt=dealt, members=members,
+                 exact=True, ledgers=[[[0, len(members)]]], **before)  # fmt: skip
         time.sleep(self.pause)
 
     def maybe_die(self) -> None:

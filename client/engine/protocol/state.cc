@@ -137,6 +137,7 @@ std::optional<Failure> State::dispatch(Lane* lane, const Header& header, const u
       return recovery_.on_error(lane, text, now);
     case kHeartbeat:
       if (welcomed) results_.on_heartbeat(lane, header, payload);
+      maybe_say_bye(now);
       return std::nullopt;
     case kGoaway:
       return recovery_.on_goaway(lane, text, now);

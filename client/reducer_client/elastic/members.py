@@ -192,6 +192,8 @@ class ElasticGroup(Group):
                 members = self._views.members
                 if members and members[0] == self.rank:
                     self._propose(document, [mine.members[rank] for rank in members])
+                    if self._record.document is not document:
+                        continue
             self._record.wait_for_news(self._record.record, _NAP)
             if self._engine.error is not None:
                 raise from_engine(self._engine.error)
@@ -259,8 +261,8 @@ class ElasticGroup(Group):
     def _end_era(self) -> None:
         if self._views is None:
             return
-        self._stop_views()
         self._leave(lambda: self._engine.close(_CLOSE))
+        self._stop_views()  # their thread ends at once with the engine
 
     def _stop_views(self) -> None:
         if self._views is not None:

@@ -80,7 +80,10 @@ class Untold:
         self.cost = 0
 
     def __bool__(self) -> bool:
-        return len(self._credited) + len(self._changed) > 0
+        return len(self) > 0
+
+    def __len__(self) -> int:
+        return len(self._credited) + len(self._changed)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._changed or key in self._credited

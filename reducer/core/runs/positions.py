@@ -24,6 +24,9 @@ from reducer.wire.header import Header
 FORGOTTEN_AT_ONCE: Final = 256
 RANKS_AT_ONCE: Final = 8
 RECORDS_AT_ONCE: Final = 4_096
+# Stable positions that are told before the next heartbeat if they are all that is left to tell.
+# More would take a frame's time.
+TOLD_AT_ONCE: Final = 256
 
 
 class PassedRounds:
@@ -147,7 +150,10 @@ class Positions:
             if freed is not None:
                 self.rise(stream, key, freed, out)
             stream.keys.maybe_idle(key)
-        self.tell_in_time(stream, out)
+        if not self.held.unstable and 0 < len(stream.untold) <= TOLD_AT_ONCE:
+            out.append(self._tell(stream, TOLD_AT_ONCE))  # ranks that leave wait for this
+        else:
+            self.tell_in_time(stream, out)
 
     def rise(self, stream: Stream, key: KeyRounds, freed: list[Buffer], out: list[Output]) -> None:
         """The stable position of the key has risen, so the results `freed` are free."""

@@ -176,6 +176,7 @@ def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
     workers = join_all(lane, 3)
     beside = join_all(lane, 1, job="beside")[0]
     for worker in workers:
+        worker.contribute(Spec(key="y"), data=bytes(32))
         worker.contribute(Spec(), data=bytes(32))
         worker.report("x", position(1, 0))
     workers[2].session.disconnect()

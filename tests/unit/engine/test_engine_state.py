@@ -441,7 +441,6 @@ def test_leaving_waits_for_stability() -> None:
     worker.get(result(sent.header, bytes(sent.payload or b"")))
     assert worker.kinds() == [MessageKind.HEARTBEAT]
     worker.get(heartbeat((sent.header.key, 1 << 24)))
-    worker.tick(0.05)
     assert worker.kinds() == [MessageKind.BYE]
     with pytest.raises(_engine.EngineError) as caught:
         worker.submit("key", values, np.empty_like(values))

@@ -511,6 +511,8 @@ def test_stable_is_told_at_the_heartbeat_and_when_much_is_unreported() -> None:
     workers = join_all(lane, 2)
     lane.tick(0.3)
     workers[0].read(MessageKind.HEARTBEAT)
+    for worker in workers:
+        worker.contribute(Spec(key="not reported", count=1), data=bytes(4))
     for key in ("x", "y"):
         for worker in workers:
             worker.contribute(Spec(key=key, count=1_024), data=bytes(4_096))
@@ -521,6 +523,27 @@ def test_stable_is_told_at_the_heartbeat_and_when_much_is_unreported() -> None:
         key_id(key).to_bytes(8, "little") + position(1, 0).to_bytes(8, "little")
         for key in ("x", "y")
     )
+
+
+def test_stable_is_told_at_once_when_no_rank_lacks_a_result() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    lane.tick(0.3)
+    for worker in workers:
+        worker.read(MessageKind.HEARTBEAT)
+        worker.contribute(Spec(key="x"), data=bytes(32))
+        worker.contribute(Spec(key="y"), data=bytes(32))
+    workers[0].report("x", position(1, 0))
+    workers[1].report("x", position(1, 0))
+    workers[0].report("y", position(1, 0))
+    assert not workers[0].read(MessageKind.HEARTBEAT)  # rank 1 may lack the result of y
+    workers[1].report("y", position(1, 0))
+    for worker in workers:
+        (beat,) = worker.read(MessageKind.HEARTBEAT)
+        assert bytes(beat.payload or b"") == b"".join(
+            key_id(key).to_bytes(8, "little") + position(1, 0).to_bytes(8, "little")
+            for key in ("x", "y")
+        )
 
 
 def test_what_one_heartbeat_has_made_stable_is_told_in_one() -> None:
