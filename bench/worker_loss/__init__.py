@@ -1,0 +1,1 @@
+"""What the loss of a worker costs a training: our `Elastic` beside torchft, with the same kills."""
