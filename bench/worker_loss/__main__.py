@@ -27,7 +27,10 @@ def contender(text: str) -> Contender:
     side, *numbers = text.split(":")
     if side not in ("elastic", "torchft") or len(numbers) > (2 if side == "torchft" else 1):
         raise argparse.ArgumentTypeError(f"{text}: expected elastic or torchft, and seconds")
-    seconds = [float(number) for number in numbers]
+    try:
+        seconds = [float(number) for number in numbers]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: expected seconds after {side}:") from None
     if side == "elastic":
         return Contender(side, *(seconds or [1.0]))
     return Contender(side, *(seconds + [TORCHFT_SILENCE, TORCHFT_TIMEOUT][len(seconds) :]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from bench.worker_loss.sides import SIDES, Side
+from reducer.parent import die_with_parent
 
 BATCH = 16
 
@@ -42,6 +44,7 @@ def digest(model: nn.Module) -> str:
 
 
 def main() -> None:
+    die_with_parent(os.getppid())  # a worker that was stopped would notice nothing
     case = json.load(sys.stdin)
     torch.set_num_threads(1)
     images, labels = load_digits(return_X_y=True)
