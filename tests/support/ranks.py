@@ -8,6 +8,7 @@ environment that the dynamic linker or an import reads.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -91,7 +92,9 @@ class RunningRanks:
     def collect_one(self, rank: int, timeout: float = 60.0) -> Outcome:
         """The outcome of one rank while the others continue."""
         connection = self._started[rank][1]
-        assert connection.poll(timeout), f"rank {rank} has not ended within {timeout} s"
+        if not connection.poll(timeout):
+            self._show_stacks()
+            raise AssertionError(f"rank {rank} has not ended within {timeout} s")
         outcome = connection.recv()
         assert isinstance(outcome, Outcome), f"rank {rank} said {outcome!r}"
         return outcome
@@ -104,6 +107,7 @@ class RunningRanks:
             left = deadline - time.monotonic()
             ready = wait(list(open_ranks), max(0.0, left))
             if not ready:
+                self._show_stacks()
                 break
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -117,6 +121,13 @@ class RunningRanks:
                     del open_ranks[connection]
         silent = [Outcome(rank, reported=False) for rank in range(len(self._started))]
         return [self._outcomes.get(o.rank, o) for o in silent]
+
+    def _show_stacks(self) -> None:
+        """Let the ranks that run write the stacks of their threads to stderr."""
+        for rank, (process, _) in enumerate(self._started):
+            if process.is_alive():
+                self.kill(rank, signal.SIGUSR1)
+        time.sleep(0.5)
 
 
 class Tell:
@@ -202,6 +213,7 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     _die_with_the_test()
+    faulthandler.register(signal.SIGUSR1)
     os.environ.clear()  # the server's environment
     os.environ.update(environment)
     # A test run in the background of a shell inherits an ignored SIGINT.
