@@ -1,4 +1,4 @@
-"""Kernels: fold contributions, finish a result, cast, compute checksums.
+"""Kernels: fold contributions, finish a result, cast, take optimizers' steps, compute checksums.
 
 There are two sets, and both give the same bits: ``_native`` (C, used wherever it was built) and
 ``_numpy`` (the reference, and the fallback after an install with ``REDUCER_NO_NATIVE=1``). Kernels
@@ -15,6 +15,7 @@ Law of both sets:
 - band, bor and bxor take integers only.
 - NONFINITE reports NaN or Inf; with min and max only NaN, since Inf is an ordinary value there.
 - float8_e4m3fn has no Inf: a sum beyond 448 becomes NaN, as in a cast of PyTorch.
+- An optimizer's step is float32 in each operation (``reducer.optimizers.rules``).
 """
 
 from __future__ import annotations

@@ -20,6 +20,14 @@ def finish(
 ) -> int: ...
 def narrow(dtype: int, count: int, source: Buffer, out: Buffer) -> int: ...
 def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None: ...
+def apply(
+    rule: int,
+    count: int,
+    parameters: Buffer,
+    gradient: Buffer,
+    slots: Sequence[Buffer],
+    scalars: Sequence[float],
+) -> int: ...
 def levels() -> list[str]:
     """The instruction sets that this machine can run, the one in use by default first."""
 

@@ -7,13 +7,14 @@ accident.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
+from reducer.kernels._numpy_apply import apply
+from reducer.kernels._views import Array, address, blocks, byte_view, elements, overlap
 from reducer.kernels.floats import from_float32, to_float32
 from reducer.kernels.interface import PART_SHIFT
 from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, ReduceOp
@@ -21,11 +22,10 @@ from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, Reduc
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is new in Python 3.12
 
+__all__ = ["NAME", "acc_itemsize", "apply", "crc32c", "finish", "fold", "narrow", "widen"]
+
 NAME = "numpy"
 
-Array = npt.NDArray[Any]
-
-_BLOCK = 16_384  # elements: the widest accumulator block, 128 KiB, stays in the L2 cache
 _CRC_BLOCK = 1 << 20  # bytes copied at a time, since google_crc32c takes only bytes
 
 _EXTREMA = frozenset((ReduceOp.MIN, ReduceOp.MAX))
@@ -61,7 +61,7 @@ _BITS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
-    view = memoryview(_bytes("data", data).data)
+    view = memoryview(byte_view("data", data).data)
     for start in range(0, len(view), _CRC_BLOCK):
         value = google_crc32c.extend(value, bytes(view[start : start + _CRC_BLOCK]))
     return value
@@ -74,14 +74,14 @@ def acc_itemsize(op: int, dtype: int) -> int:
 def fold(op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], first: bool) -> int:
     if first and not parts:
         raise ValueError("fold: nothing to begin from: expected a part with first=True, got none")
-    total = _elements("acc", acc, _accumulator(op, dtype), count, writable=True)
+    total = elements("acc", acc, _accumulator(op, dtype), count, writable=True)
     sources = _parts(dtype, count, parts)
     in_place = first and _begins_in_place(total, sources)
     for number, source in enumerate(sources):
-        if _overlap(total, source) and not (in_place and number == 0):
+        if overlap(total, source) and not (in_place and number == 0):
             raise ValueError(f"fold: acc overlaps parts[{number}]")
     flags = _contributed(op, dtype, sources)
-    for block in _blocks(count):
+    for block in blocks(count):
         rest = sources
         with np.errstate(all="ignore"):
             if first:
@@ -105,14 +105,14 @@ def finish(
     if world < 1:
         raise ValueError(f"finish: world must be at least 1, got {world}")
     kind = _accumulator(op, dtype)
-    total = None if acc is None else _elements("acc", acc, kind, count)
+    total = None if acc is None else elements("acc", acc, kind, count)
     sources = _parts(dtype, count, parts)
-    target = _elements("out", out, _WIRE[dtype], count, writable=True)
+    target = elements("out", out, _WIRE[dtype], count, writable=True)
     for name, source in [("acc", total), *((f"parts[{i}]", s) for i, s in enumerate(sources))]:
-        if source is not None and _overlap(target, source) and _start(target) != _start(source):
+        if source is not None and overlap(target, source) and address(target) != address(source):
             raise ValueError(f"finish: out overlaps {name}, but begins at another address")
     flags = _contributed(op, dtype, sources)
-    for block in _blocks(count):
+    for block in blocks(count):
         rest = [source[block] for source in sources]
         with np.errstate(all="ignore"):
             if total is None:
@@ -128,12 +128,12 @@ def finish(
 
 def narrow(dtype: int, count: int, source: Buffer, out: Buffer) -> int:
     _require_16_bit("narrow", dtype)
-    values = _elements("source", source, np.dtype("<f4"), count)
-    target = _elements("out", out, _WIRE[dtype], count, writable=True)
-    if _overlap(values, target):
+    values = elements("source", source, np.dtype("<f4"), count)
+    target = elements("out", out, _WIRE[dtype], count, writable=True)
+    if overlap(values, target):
         raise ValueError("narrow: source overlaps out")
     flags = 0
-    for block in _blocks(count):
+    for block in blocks(count):
         with np.errstate(all="ignore"):
             flags |= _store(ReduceOp.SUM, dtype, values[block].copy(), target[block])
     return flags & Flag.NAN
@@ -141,11 +141,11 @@ def narrow(dtype: int, count: int, source: Buffer, out: Buffer) -> int:
 
 def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
     _require_16_bit("widen", dtype)
-    values = _elements("source", source, _WIRE[dtype], count)
-    target = _elements("out", out, np.dtype("<f4"), count, writable=True)
-    if _overlap(values, target):
+    values = elements("source", source, _WIRE[dtype], count)
+    target = elements("out", out, np.dtype("<f4"), count, writable=True)
+    if overlap(values, target):
         raise ValueError("widen: source overlaps out")
-    for block in _blocks(count):
+    for block in blocks(count):
         with np.errstate(all="ignore"):
             target[block] = _widened(ReduceOp.SUM, dtype, values[block])
 
@@ -169,40 +169,20 @@ def _require_16_bit(name: str, dtype: int) -> None:
         raise ValueError(f"{name}: expected dtype 3 (float16) or 4 (bfloat16), got {dtype}")
 
 
-def _bytes(name: str, data: Buffer, writable: bool = False) -> Array:
-    view = memoryview(data)
-    if not view.c_contiguous or (writable and view.readonly):
-        kind = "writable C-contiguous" if writable else "C-contiguous"
-        raise BufferError(f"{name}: expected a {kind} buffer")
-    return np.frombuffer(view, np.uint8)
-
-
-def _elements(
-    name: str, data: Buffer, dtype: np.dtype[Any], count: int, writable: bool = False
-) -> Array:
-    if count < 0:
-        raise ValueError(f"count must not be negative, got {count}")
-    raw = _bytes(name, data, writable)
-    needed = count * dtype.itemsize
-    if raw.size < needed:
-        raise ValueError(f"{name}: expected at least {needed} bytes, got {raw.size}")
-    return raw[:needed].view(dtype)
-
-
 def _parts(dtype: int, count: int, parts: Sequence[Buffer]) -> list[Array]:
     wire = _WIRE[dtype]
-    return [_elements(f"parts[{i}]", part, wire, count) for i, part in enumerate(parts)]
+    return [elements(f"parts[{i}]", part, wire, count) for i, part in enumerate(parts)]
 
 
 def _begins_in_place(total: Array, sources: list[Array]) -> bool:
     alike = len(sources) > 1 and total.itemsize == sources[0].itemsize
-    return alike and _start(total) == _start(sources[0])
+    return alike and address(total) == address(sources[0])
 
 
 def _contributed(op: int, dtype: int, parts: list[Array]) -> int:
     """NONFINITE and, above PART_SHIFT, the number of the first part that is not finite; else 0."""
     for number, part in enumerate(parts, start=1):
-        if any(_not_finite(op, dtype, part[block]).any() for block in _blocks(part.size)):
+        if any(_not_finite(op, dtype, part[block]).any() for block in blocks(part.size)):
             return int(Flag.NONFINITE) | number << PART_SHIFT
     return 0
 
@@ -215,18 +195,6 @@ def _not_finite(op: int, dtype: int, values: Array) -> Array:
         return np.zeros(values.shape, bool)
     found: Array = np.isnan(values) if op in _EXTREMA else ~np.isfinite(values)
     return found
-
-
-def _start(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _overlap(a: Array, b: Array) -> bool:
-    return _start(a) < _start(b) + b.nbytes and _start(b) < _start(a) + a.nbytes
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(at, min(at + _BLOCK, count)) for at in range(0, count, _BLOCK))
 
 
 def _widened(op: int, dtype: int, part: Array) -> Array:

@@ -72,3 +72,26 @@ class KernelSet(Protocol):
 
     def widen(self, dtype: int, count: int, source: Buffer, out: Buffer) -> None:
         """Convert ``count`` elements of a 16-bit ``dtype`` to float32; the conversion is exact."""
+
+    def apply(
+        self,
+        rule: int,
+        count: int,
+        parameters: Buffer,
+        gradient: Buffer,
+        slots: Sequence[Buffer],
+        scalars: Sequence[float],
+    ) -> int:
+        """Take one step of an optimizer: change ``parameters`` and ``slots`` in place.
+
+        ``rule`` is a ``Rule`` number. ``parameters``, ``gradient`` (the mean of the ranks) and each
+        slot have ``count`` float32; none of them overlaps another. ``reducer.optimizers.rules`` has
+        the formulas, the number of slots, and the scalars in their order. A scalar is rounded to
+        float32; one that is not finite raises ``ValueError``.
+
+        Returns NONFINITE if a parameter or a slot is not finite after the step, otherwise 0. A
+        value that was not finite before the step always leads to NONFINITE, except parameters that
+        REPLACE overwrites; so does an overflow. The arrays are changed in any case: ``finish``
+        reports a mean that is not finite before any array is spoilt. Both sets of kernels give the
+        same bits, except that the sign and the payload of a NaN are undefined.
+        """

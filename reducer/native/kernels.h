@@ -44,6 +44,8 @@ enum rs_op {
   RS_BOR,
   RS_BXOR,
 };
+/* The update rules of optimizers (reducer/optimizers/rules.py has numbers, formulas, scalars). */
+enum rs_rule { RS_REPLACE = 1, RS_SGD, RS_MOMENTUM, RS_ADAGRAD, RS_ADAM };
 enum rs_flag { RS_OVERFLOW = 2, RS_NAN = 4, RS_NONFINITE = 16 };
 
 /* fold and finish return flags and, above RS_PART_SHIFT, the number (from 1) of the first part that
@@ -70,6 +72,20 @@ unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* 
  * and returns RS_NAN or 0. widen is exact. The buffers must not overlap. */
 unsigned rs_narrow(int dtype, size_t count, const void* source, void* out);
 void rs_widen(int dtype, size_t count, const void* source, void* out);
+
+/* The number of slots and of scalars of a rule; -1 if there is no such rule. */
+int rs_slot_count(int rule);
+int rs_scalar_count(int rule);
+
+/* One step of an optimizer, in place: `count` float32 parameters, the mean of their gradients, and
+ * the rule's slots, which all have `count` float32 and overlap no other array. The rule must exist.
+ * The same operands give the same bits, except those of a NaN.
+ *
+ * Returns RS_NONFINITE if a parameter or a slot is not finite after the step, otherwise 0. An
+ * operand that is not finite always leads to this, except parameters that RS_REPLACE overwrites.
+ * The arrays are then spoilt; rs_finish reports such a mean before. */
+unsigned rs_apply(int rule, size_t count, void* parameters, const void* gradient,
+                  void* const* slots, const float* scalars);
 
 /* The names of the instruction sets that this machine supports, fastest first, then NULL. */
 const char* rs_level(size_t index);

@@ -1,7 +1,7 @@
-// The kernels under sanitizers: every op, dtype, level and tail length. Buffers have exactly the
-// needed size and an odd address, so the sanitizer reports one byte too far. The results of each
-// level must equal the baseline level's, and the CRC of all results must equal a constant:
-// the bits are the same on every machine. tests/unit/kernels/test_kernels.py checks the values.
+// The kernels under sanitizers: every op, dtype, rule, level and tail length. Buffers have exactly
+// the needed size and an odd address, so the sanitizer reports one byte too far. The results of
+// each level must equal the baseline level's, and the CRC of all results must equal a constant: the
+// bits are the same on every machine. tests/unit/kernels checks the values.
 #include "kernels.h"
 
 #include <cstdint>
@@ -22,6 +22,7 @@ constexpr std::size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 2047, 
 constexpr int kOps[] = {RS_SUM, RS_MEAN, RS_MIN, RS_MAX, RS_PROD, RS_BAND, RS_BOR, RS_BXOR};
 constexpr std::size_t kParts = 3;
 constexpr std::uint32_t kAllResults = 3'834'584'559;
+constexpr std::uint32_t kAllSteps = 4'083'423'519;
 
 void require(bool fine, const std::string& what) {
   if (!fine) {
@@ -111,6 +112,57 @@ void check_reductions(const std::vector<std::string>& levels) {
   require(all == kAllResults, "other bits than on other machines: " + std::to_string(all));
 }
 
+// `count` float32 from 0.5 to 2, or from -2 to -0.5.
+Odd numbers(std::size_t count, std::mt19937_64& random) {
+  Odd made(4 * count, random);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, made.data() + 4 * i, 4);
+    bits = (bits & 0x80FFFFFF) + 0x3F000000;
+    std::memcpy(made.data() + 4 * i, &bits, 4);
+  }
+  return made;
+}
+
+// All arrays after two steps of a rule, one after another. The scalars are ordinary, but those of
+// no optimizer.
+std::vector<Odd> take_steps(int rule, std::size_t count) {
+  constexpr float kScalars[] = {0.1f, 0.01f, 0.3f, 1e-3f, 0.2f, 0.05f};
+  std::mt19937_64 random(static_cast<std::uint64_t>(rule) * 10'000 + count);
+  std::vector<Odd> arrays;
+  for (int i = 0; i < 2 + rs_slot_count(rule); ++i) arrays.push_back(numbers(count, random));
+  std::vector<void*> slots;
+  for (std::size_t i = 2; i < arrays.size(); ++i) {
+    slots.push_back(arrays[i].data());
+    for (std::size_t at = 3; at < arrays[i].size(); at += 4) arrays[i].data()[at] &= 0x7F;
+  }
+  for (int step = 0; step < 2; ++step) {
+    const unsigned flags =
+        rs_apply(rule, count, arrays[0].data(), arrays[1].data(), slots.data(), kScalars);
+    require(flags == 0, "a step of finite numbers is not finite: rule " + std::to_string(rule));
+  }
+  return arrays;
+}
+
+void check_steps(const std::vector<std::string>& levels) {
+  require(rs_slot_count(0) == -1 && rs_scalar_count(RS_ADAM + 1) == -1, "a rule that is none");
+  std::uint32_t all = 0;
+  for (int rule = RS_REPLACE; rule <= RS_ADAM; ++rule) {
+    for (std::size_t count : kCounts) {
+      rs_use_level("baseline");
+      const auto expected = take_steps(rule, count);
+      for (const Odd& array : expected) all = rs_crc32c(all, array.data(), array.size());
+      for (const auto& level : levels) {
+        rs_use_level(level.c_str());
+        require(take_steps(rule, count) == expected, "another step: " + level + ", rule " +
+                                                         std::to_string(rule) + ", count " +
+                                                         std::to_string(count));
+      }
+    }
+  }
+  require(all == kAllSteps, "other steps than on other machines: " + std::to_string(all));
+}
+
 void check_casts(const std::vector<std::string>& levels) {
   for (int dtype : {RS_FLOAT16, RS_BFLOAT16}) {
     for (std::size_t count : kCounts) {
@@ -157,14 +209,17 @@ void check_flush_to_zero() {
 #endif
   const float denormal = 1e-40f;
   const void* const parts[] = {&denormal, &denormal};
-  float sum = 0;
+  float sum = 0, parameter = denormal;
+  const float zeros[3] = {0, 0, 0};
   const rs_fp_mode before = rs_fp_get();
   rs_fp_set(kFlush);
   rs_finish(RS_SUM, RS_FLOAT32, 1, 2, nullptr, parts, 2, &sum);
+  rs_apply(RS_SGD, 1, &parameter, zeros, nullptr, zeros);
   const bool mode_is_kept = rs_fp_get() == kFlush;
   rs_fp_set(before);
   require(mode_is_kept, "the caller's floating-point mode was changed");
   require(sum == 2 * denormal, "a denormal was flushed to zero");
+  require(parameter == denormal, "a denormal parameter was flushed to zero");
 }
 
 void check_threads() {
@@ -187,6 +242,7 @@ int main() {
   std::vector<std::string> levels;
   for (std::size_t i = 0; rs_level(i) != nullptr; ++i) levels.emplace_back(rs_level(i));
   check_reductions(levels);
+  check_steps(levels);
   check_casts(levels);
   check_crc(levels);
   check_flush_to_zero();

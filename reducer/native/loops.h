@@ -25,11 +25,17 @@ typedef struct {
   rs_loop* round; /* accumulator to wire */
 } rs_loops;
 
-enum { RS_OPS = 10, RS_DTYPES = 13 };
+/* One step of an optimizer (optimizers.inc). A rule ignores a slot that it does not have. */
+typedef unsigned rs_apply_loop(void* restrict parameters, const void* restrict gradient,
+                               void* restrict first_slot, void* restrict second_slot,
+                               const float* scalars, size_t count);
+
+enum { RS_OPS = 10, RS_DTYPES = 13, RS_RULES = 6, RS_SLOTS = 2 };
 
 typedef struct {
   const char* name;
   rs_loops loops[RS_OPS][RS_DTYPES]; /* [op][dtype]; item_size 0 where there is no kernel */
+  rs_apply_loop* apply[RS_RULES];    /* [rule]; NULL where there is no rule */
   rs_loop *half_to_float, *float_to_half, *bfloat16_to_float, *float_to_bfloat16;
 } rs_level_table;
 

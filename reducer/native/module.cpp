@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -112,31 +113,35 @@ std::size_t checked(std::int64_t count, std::size_t item_size) {
   return static_cast<std::size_t>(count) * item_size;
 }
 
-class Parts {
+// The buffers of a sequence of Python objects.
+class ManyBytes {
  public:
-  Parts(nb::handle parts, std::size_t needed) {
-    const Py_ssize_t hint = PyObject_LengthHint(parts.ptr(), 0);
+  ManyBytes(const char* name, nb::handle objects, std::size_t needed, bool writable) {
+    const Py_ssize_t hint = PyObject_LengthHint(objects.ptr(), 0);
     if (hint < 0) throw nb::python_error();
     const auto expected = static_cast<std::size_t>(hint);
     bytes_.reserve(expected);
     pointers_.reserve(expected);
-    for (nb::handle part : parts) {
-      auto& bytes =
-          bytes_.emplace_back("parts", part, /*writable=*/false, static_cast<int>(bytes_.size()));
+    for (nb::handle object : objects) {
+      auto& bytes = bytes_.emplace_back(name, object, writable, static_cast<int>(bytes_.size()));
       bytes.require(needed);
       pointers_.push_back(bytes.data());
     }
   }
   const std::vector<Bytes>& all() const { return bytes_; }
-  const void* const* pointers() const { return pointers_.data(); }
+  void* const* pointers() const { return pointers_.data(); }
   std::size_t size() const { return pointers_.size(); }
 
  private:
   std::vector<Bytes> bytes_;
-  std::vector<const void*> pointers_;
+  std::vector<void*> pointers_;
 };
 
-bool begins_in_place(int op, int dtype, bool first, const Bytes& total, const Parts& sources) {
+ManyBytes read_only_parts(nb::handle parts, std::size_t needed) {
+  return {"parts", parts, needed, /*writable=*/false};
+}
+
+bool begins_in_place(int op, int dtype, bool first, const Bytes& total, const ManyBytes& sources) {
   return first && sources.size() > 1 && sources.all().front().data() == total.data() &&
          rs_acc_item_size(op, dtype) == rs_item_size(op, dtype);
 }
@@ -145,7 +150,7 @@ unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle 
   require_kernel(op, dtype);
   Bytes total("acc", acc, /*writable=*/true);
   total.require(checked(count, rs_acc_item_size(op, dtype)));
-  const Parts sources(parts, checked(count, rs_item_size(op, dtype)));
+  const ManyBytes sources = read_only_parts(parts, checked(count, rs_item_size(op, dtype)));
   if (first && sources.size() == 0) {
     fail("fold: nothing to begin from: expected a part with first=True, got none");
   }
@@ -176,7 +181,7 @@ unsigned finish(int op, int dtype, std::int64_t count, std::int64_t world, nb::h
     total->require(checked(count, rs_acc_item_size(op, dtype)));
   }
   const std::size_t size = checked(count, rs_item_size(op, dtype));
-  const Parts sources(parts, size);
+  const ManyBytes sources = read_only_parts(parts, size);
   if (!total && sources.size() == 0) {
     fail("finish: nothing to begin from: expected acc or a part, got neither");
   }
@@ -223,6 +228,57 @@ void widen(int dtype, std::int64_t count, nb::handle source, nb::handle out) {
   rs_widen(dtype, static_cast<std::size_t>(count), cast.source.data(), cast.out.data());
 }
 
+std::vector<float> checked_scalars(int rule, const std::vector<double>& scalars) {
+  const int expected = rs_scalar_count(rule);
+  if (scalars.size() != static_cast<std::size_t>(expected)) {
+    fail("apply: rule " + std::to_string(rule) + " has " + std::to_string(expected) +
+         " scalars, got " + std::to_string(scalars.size()));
+  }
+  std::vector<float> rounded;
+  for (const double scalar : scalars) {
+    rounded.push_back(static_cast<float>(scalar));
+    if (!std::isfinite(rounded.back())) {
+      fail("apply: scalars[" + std::to_string(rounded.size() - 1) + "] is no finite float32");
+    }
+  }
+  return rounded;
+}
+
+void require_no_overlap(const Bytes& one, const Bytes& other) {
+  if (one.overlaps(other)) {
+    fail("apply: " + other.name() + " overlaps " + one.name());
+  }
+}
+
+unsigned apply(int rule, std::int64_t count, nb::handle parameters, nb::handle gradient,
+               nb::handle slots, const std::vector<double>& scalars) {
+  if (rs_slot_count(rule) < 0) {
+    fail("no kernel for rule " + std::to_string(rule) + ": expected a Rule number, 1 to 5");
+  }
+  const std::vector<float> numbers = checked_scalars(rule, scalars);
+  const std::size_t size = checked(count, sizeof(float));
+  Bytes target("parameters", parameters, /*writable=*/true);
+  target.require(size);
+  Bytes source("gradient", gradient, /*writable=*/false);
+  source.require(size);
+  const ManyBytes state("slots", slots, size, /*writable=*/true);
+  if (state.size() != static_cast<std::size_t>(rs_slot_count(rule))) {
+    fail("apply: rule " + std::to_string(rule) + " has " + std::to_string(rs_slot_count(rule)) +
+         " slots, got " + std::to_string(state.size()));
+  }
+  require_no_overlap(target, source);
+  for (const Bytes& slot : state.all()) {
+    require_no_overlap(target, slot);
+    require_no_overlap(source, slot);
+  }
+  if (state.size() == 2) {
+    require_no_overlap(state.all()[0], state.all()[1]);
+  }
+  const MaybeNoGil nogil(size * (2 + state.size()));
+  return rs_apply(rule, static_cast<std::size_t>(count), target.data(), source.data(),
+                  state.pointers(), numbers.data());
+}
+
 std::uint32_t crc32c(nb::handle data, std::uint32_t value) {
   const Bytes bytes("data", data, /*writable=*/false);
   const MaybeNoGil nogil(bytes.size());
@@ -260,6 +316,8 @@ NB_MODULE(_native, module) {
              "out"_a);
   module.def("narrow", narrow, "dtype"_a, "count"_a, "source"_a, "out"_a);
   module.def("widen", widen, "dtype"_a, "count"_a, "source"_a, "out"_a);
+  module.def("apply", apply, "rule"_a, "count"_a, "parameters"_a, "gradient"_a, "slots"_a,
+             "scalars"_a);
   module.def("levels", levels);
   module.def("use_level", use_level, "name"_a);
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
@@ -20,6 +19,7 @@ from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
 from tests.support import oracle
 from tests.support.counts import draws
 from tests.support.exact import FLOAT8, FLOATS, SIGNED, reduce_bits
+from tests.support.unaligned import unaligned
 
 OPS = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
@@ -48,26 +48,6 @@ ONE = {
     DType.FLOAT32: 0x3F800000,
     DType.FLOAT64: 0x3FF0 << 48,
 }
-
-
-@pytest.fixture(params=["numpy", *_native.levels()])
-def kernels(request: pytest.FixtureRequest) -> Iterator[KernelSet]:
-    if request.param == "numpy":
-        yield _numpy
-        return
-    _native.use_level(request.param)
-    yield _native
-    _native.use_level(_native.levels()[0])
-
-
-def unaligned(data: bytes | int) -> memoryview:
-    """A writable copy of ``data`` (or that many zero bytes) at an odd address."""
-    data = bytes(data)
-    raw = np.zeros(len(data) + 2, np.uint8)
-    start = 1 - raw.__array_interface__["data"][0] % 2
-    view = memoryview(raw)[start : start + len(data)]
-    view[:] = data
-    return view
 
 
 def generator(*seed: object) -> np.random.Generator:

@@ -24,6 +24,7 @@ PACKAGES = {
 # The imports that each room is allowed besides its own room and the standard library. A name stands
 # for itself and all names below it.
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.registry", "reducer.wire"}
+SHARED |= {"reducer.optimizers"}
 SHARED |= {"reducer.__version__"}
 SHARED |= {
     f"reducer.{name}"
@@ -45,7 +46,9 @@ ALLOWED = {
     "reducer.cluster": {"reducer.wire.codes", "reducer.columns"},
     "reducer.registry": {"reducer.wire"},
     # typing_extensions is only for the type checker.
-    "reducer.kernels": {"reducer.wire.codes", "numpy", "google_crc32c", "typing_extensions"},
+    "reducer.optimizers": set(),
+    "reducer.kernels": {"reducer.optimizers", "reducer.wire.codes"}
+    | {"numpy", "google_crc32c", "typing_extensions"},
     "reducer.core": {"reducer.wire", "reducer.core", "reducer.registry"},
     "reducer.core.containers": set(),
     "reducer.core.measures": set(),
@@ -113,6 +116,7 @@ PURE = {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"}
 FORBIDDEN = {
     "reducer.wire": PURE,
     "reducer.registry": PURE,
+    "reducer.optimizers": PURE,
     **{room: PURE for room in ALLOWED if room.startswith("reducer.core")},
     # Files, standard input and the clock belong to the command line; figures are not written here.
     "reducer_tools.planner": PURE
@@ -277,6 +281,8 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer.core.rounds.round", "def f():\n    import time"),
         ("reducer.core.rounds.round", "from reducer.kernels import load"),
         ("reducer.kernels._numpy", "from reducer.wire.header import Header"),
+        ("reducer.optimizers.adam", "from reducer.kernels import load"),
+        ("reducer.optimizers.adam", "import numpy"),
         ("reducer.core.rounds.round", "from reducer.core.runs import run"),
         ("reducer.server.daemon.app", "from reducer import cli"),
         ("reducer.server.daemon.app", "from reducer_client import connect"),

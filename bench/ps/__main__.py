@@ -1,0 +1,25 @@
+"""Benchmarks of the parameter server's parts.
+
+python -m bench.ps kernels                    # steps of optimizers, native beside NumPy
+python -m bench.ps kernels --mib 4 --repeats 9 --json results.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bench.ps import kernels
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.ps", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    kernels.add_command(commands)
+    options = parser.parse_args()
+    options.run(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
