@@ -1,8 +1,8 @@
 """Calls that wait until a record changes, or until their time is over.
 
-A record that changes often wakes its watchers at most twice in REST_SECONDS. Two, because one change
-often answers another: a process registers, and the others take it in. A crowd of watchers is woken in
-parts, so that other jobs have their turns.
+A record that changes often wakes its watchers at most twice in REST_SECONDS. Twice, because one
+change often answers another: a process registers, and the others take it in. A crowd of watchers is
+woken in parts, so that other jobs have their turns.
 """
 
 from __future__ import annotations
