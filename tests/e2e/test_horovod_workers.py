@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ import reducer_client.horovod as hvd
 from reducer_client.registry.daemon import DaemonRegistry
 from tests.support.elastic_job import ElasticJob
 from tests.support.ranks import Outcome, RunningRanks, Tell, start_ranks
-from tests.support.wait import wait_until
+from tests.support.wait import LOST_SECONDS, wait_until
 
 JOB = "elastic"
 COMMIT_EVERY = 3
@@ -189,7 +190,9 @@ def test_workers_are_lost_and_join(tmp_path: Path) -> None:
         first, second, third = job.found(3)
         job.train(first, 3)
         first.kill(0)
+        killed_at = time.monotonic()
         ins = _all_in([second, third], 2)
+        assert time.monotonic() - killed_at < LOST_SECONDS, "they waited for the end of its lease"
         assert [in_[0] for in_ in ins] == [0, 1] and ins[0][2] % COMMIT_EVERY == 0
         job.train(second, 2)
         late = job.start()
@@ -230,7 +233,10 @@ def test_with_too_few_workers_all_raise_one_error(tmp_path: Path) -> None:
         text = texts.pop()
         assert "rank 1 of job" in text and "is lost" in text, text
         assert "2 workers are left, and the job needs 3 (min_workers)" in text, text
-        job.end(*job.found(3))
+        ended_at = time.monotonic()
+        workers = job.found(3)
+        assert time.monotonic() - ended_at < LOST_SECONDS, "they waited for the worker that died"
+        job.end(*workers)
 
 
 def test_a_newcomer_dies_before_it_is_in(tmp_path: Path) -> None:
