@@ -22,6 +22,7 @@ class Candidate:
         name: for people, such as ``host:pid``.
         layout: digest of the names, shapes and dtypes of its state; b"" if it brings none.
         registry, epoch: the registry at which it has registered as a member, and its newest view.
+        has_state: whether it has the job's state, where no document can tell.
     """
 
     wish: int
@@ -30,10 +31,11 @@ class Candidate:
     layout: bytes = b""
     registry: str = ""
     epoch: int = 0
+    has_state: bool = False
 
     def encode(self) -> bytes:
         packed: bytes = msgpack.packb(
-            [self.wish, self.name, self.layout, self.registry, self.epoch]
+            [self.wish, self.name, self.layout, self.registry, self.epoch, self.has_state]
         )
         return packed
 
@@ -44,9 +46,11 @@ def candidates(record: Record) -> list[Candidate]:
     for holder, value in record.leases.items():
         try:
             incarnation = bytes.fromhex(holder)
-            wish, name, layout, registry, epoch = msgpack.unpackb(value)
+            wish, name, layout, registry, epoch, has_state = msgpack.unpackb(value)
         except (ValueError, TypeError, msgpack.UnpackException):
             continue
         if len(incarnation) == INCARNATION_BYTES and type(wish) is int and type(epoch) is int:
-            found.append(Candidate(wish, incarnation, name, layout, registry, epoch))
+            found.append(
+                Candidate(wish, incarnation, name, layout, registry, epoch, has_state is True)
+            )
     return sorted(found)

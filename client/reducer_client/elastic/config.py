@@ -29,6 +29,11 @@ def resolve_count(
     return int(text)
 
 
+def resolve_workers(given: int | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """The number of workers with which the job starts. Raises ValueError."""
+    return resolve_count("workers", "REDUCER_WORKERS", given, environ=environ)
+
+
 def resolve_run(given: str | None, environ: Mapping[str, str] | None = None) -> str:
     """The run id, from REDUCER_RUN_ID alone: launchers give each start of a worker another one."""
     env = os.environ if environ is None else environ

@@ -33,6 +33,7 @@ from reducer_client.reports import logger
 # of their time when a registry is up again.
 _DEAD = 3 * LEASE_SECONDS
 _OF_LAYOUT = "/layout"  # ends the name of the record with the layout of the job's state
+_BY_ITSELF = "#workers"  # ends a run id, so that the run can form while an earlier one forms
 _NAP = 0.2  # seconds between two looks where time alone may change the answer
 
 
@@ -41,6 +42,7 @@ class Terms:
     """What this process brings to every era.
 
     ``size``: workers with which the job starts. ``run``: the job's run id, without the era.
+    ``survives``: whether an era goes on without members that are lost; else a loss ends its run.
     """
 
     settings: Settings
@@ -52,6 +54,7 @@ class Terms:
     min_workers: int
     has_chunk_table: bool = False  # of the program; else the default for the number of reducers
     discovery: Discovery | None = None
+    survives: bool = True
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -91,7 +94,9 @@ class Eras:
         terms, record = self._terms, self._record
         until, alone_since = time.monotonic() + timeout, time.monotonic()
         while True:
-            document, waiting = record.document, candidates(record.record)
+            document = record.document
+            out = () if document is None else document.gone
+            waiting = [c for c in candidates(record.record) if c.incarnation not in out]
             if document is not None and terms.me in document.members:
                 return document
             if document is not None and not self._has_compared:
@@ -122,7 +127,9 @@ class Eras:
         with suppress(ReducerError):
             record = self._record.registry.get(self._record.name)
             document = decode(record.value)
-            if document is None or self._record.living(record) & set(document.members):
+            if document is None or not document.members:
+                return
+            if self._record.living(record) & set(document.members):
                 return
             nobody = document.next_era((), 0, 0, record.incarnation)
             self._record.propose(record, nobody)
@@ -146,13 +153,14 @@ class Eras:
             addresses=document.addresses,
             rank=document.members.index(terms.me),
             world_size=len(document.members),
-            run_id=f"{terms.run}~{document.era}",
+            run_id=f"{terms.run}~{document.era}" + ("" if terms.survives else _BY_ITSELF),
         )
         if not terms.has_chunk_table:
             table = default_chunk_table(len(document.addresses))
             settings = replace(settings, chunk_table=table)
         reducers = Reducers(settings.addresses)
-        engine = joining.make_engine(settings, terms.trust, reducers, incarnation=terms.me)
+        incarnation = terms.me if terms.survives else b""
+        engine = joining.make_engine(settings, terms.trust, reducers, incarnation=incarnation)
         with _GivesUp(engine, self._record, document, terms.me):
             joining.start(engine)
         return settings, engine
@@ -205,7 +213,8 @@ class Eras:
             )
         return (
             f"{who}: its workers did not take this process in within {timeout:g} s: do they call "
-            "step(), and do their models have the same names, shapes and dtypes?"
+            "step(), or commit() of Horovod's state, and do their models have the same names, "
+            "shapes and dtypes?"
         )
 
 

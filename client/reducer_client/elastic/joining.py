@@ -11,11 +11,12 @@ from reducer_client.elastic.candidates import LEASE_SECONDS
 from reducer_client.elastic.discovery import Discover, Discovery, of_service
 from reducer_client.elastic.document import INCARNATION_BYTES
 from reducer_client.elastic.eras import Eras, Terms
+from reducer_client.elastic.layout import Layout
 from reducer_client.elastic.members import ElasticGroup, OnChange
 from reducer_client.elastic.record import JobRecord
 from reducer_client.elastic.state import State, layout_of
 from reducer_client.registry.daemon import DaemonRegistry
-from reducer_client.registry.interface import Registry
+from reducer_client.registry.interface import Lease, Registry
 
 
 def connect(
@@ -72,29 +73,68 @@ def connect(
         ReducerError: other subclasses, as for `reducer_client.connect`.
     """
     debug.follow_environment()
-    size = elastic_config.resolve_count("workers", "REDUCER_WORKERS", workers)
-    least = elastic_config.resolve_count("min_workers", "REDUCER_MIN_WORKERS", min_workers, 1)
+    size = elastic_config.resolve_workers(workers)
     resolved = config.resolve(addresses, job=job, rank=0, world_size=size, run_id="x", **settings)
     trust = joining.resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=resolved.job)
-    me = secrets.token_bytes(INCARNATION_BYTES)
-    run = elastic_config.resolve_run(run_id)
-    service = elastic_config.find_service()
-    if discover is None and service:
-        discover = of_service(service)
-    terms = Terms(
-        resolved, trust, run, me, elastic_config.resolve_wish(rank), size, least,
-        "chunk_table" in settings, None if discover is None else Discovery(discover),
+    terms = resolve_terms(
+        resolved, trust, min_workers=min_workers, run_id=run_id, rank=rank, discover=discover,
+        has_chunk_table="chunk_table" in settings,
     )  # fmt: skip
-    if registry is None or isinstance(registry, str):
-        address = elastic_config.resolve_registry(registry, resolved.addresses)
-        registry = DaemonRegistry(address, resolved.job, key=trust.key, tls=trust.tls)
-    record = JobRecord(registry, run)
+    record = open_record(terms, registry)
     try:
         layout = layout_of(state)
-        candidate = terms.candidate(layout.digest)
-        lease = registry.lease(run, me.hex(), candidate.encode(), LEASE_SECONDS)
+        lease = take_lease(terms, record, layout)
         document = Eras(terms, record, layout).first(join_timeout)
         return ElasticGroup(terms, record, lease, document, state, on_change)
     except BaseException:
         record.close()  # ends the lease, too
         raise
+
+
+def resolve_terms(
+    settings: config.Settings,
+    trust: joining.Trust,
+    *,
+    min_workers: int | None = None,
+    run_id: str | None = None,
+    rank: int | None = None,
+    discover: Discover | None = None,
+    has_chunk_table: bool = False,
+    survives: bool = True,
+) -> Terms:
+    """What a new worker brings to a job that starts with ``settings.world_size`` workers.
+
+    Raises ValueError.
+    """
+    service = elastic_config.find_service()
+    if discover is None and service:
+        discover = of_service(service)
+    return Terms(
+        settings,
+        trust,
+        run=elastic_config.resolve_run(run_id),
+        me=secrets.token_bytes(INCARNATION_BYTES),
+        wish=elastic_config.resolve_wish(rank),
+        size=settings.world_size,
+        min_workers=elastic_config.resolve_count(
+            "min_workers", "REDUCER_MIN_WORKERS", min_workers, 1
+        ),
+        has_chunk_table=has_chunk_table,
+        discovery=None if discover is None else Discovery(discover),
+        survives=survives,
+    )
+
+
+def open_record(terms: Terms, registry: str | Registry | None = None) -> JobRecord:
+    """The job's record in this registry. Raises the errors of `Registry.get`."""
+    if registry is None or isinstance(registry, str):
+        address = elastic_config.resolve_registry(registry, terms.settings.addresses)
+        trust = terms.trust
+        registry = DaemonRegistry(address, terms.settings.job, key=trust.key, tls=trust.tls)
+    return JobRecord(registry, terms.run)
+
+
+def take_lease(terms: Terms, record: JobRecord, layout: Layout) -> Lease:
+    """Put this worker into the record. Raises the errors of `Registry.lease`."""
+    value = terms.candidate(layout.digest).encode()
+    return record.registry.lease(record.name, terms.me.hex(), value, LEASE_SECONDS)

@@ -23,6 +23,10 @@ def init(
     job come from ``REDUCER_ADDRS`` and ``REDUCER_JOB`` or from the cluster, as for
     ``reducer_client.connect``. Without launcher and reducers this process is rank 0 of 1.
 
+    If ``REDUCER_WORKERS`` is set, the workers come and go, and the registry gives rank and size:
+    the first ``REDUCER_WORKERS`` processes start the job, and a later process waits here until the
+    others take it in (``elastic.State.check_host_updates``).
+
     Args:
         comm: must be None. Use process sets for some of the ranks.
         process_sets: process sets to add, the same on all ranks. ``"dynamic"`` adds none;
@@ -42,12 +46,13 @@ def init(
         return
     global_process_set.process_set_id = 0
     global_process_set.ranks = list(range(made.size))
+    atexit.unregister(shutdown)
     atexit.register(shutdown)
     try:
         for process_set in [] if isinstance(process_sets, str) else process_sets or []:
             add_process_set(process_set)
     except BaseException:
-        shutdown()
+        end_run()
         raise
 
 
@@ -57,6 +62,12 @@ def shutdown() -> None:
     ``init`` may be called again afterwards.
     """
     atexit.unregister(shutdown)
+    end_run()
+    context.leave_job()
+
+
+def end_run() -> None:
+    """Leave the run, as ``shutdown`` does, to join the next run of the job with ``init``."""
     context.close_context()
     forget_process_sets()
     global_process_set.process_set_id = None

@@ -105,6 +105,11 @@ def resolve_membership(environ: Mapping[str, str] | None = None) -> Membership:
     )
 
 
+def is_elastic(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the workers of the job come and go: ``REDUCER_WORKERS`` says how many start it."""
+    return bool((os.environ if environ is None else environ).get("REDUCER_WORKERS", "").strip())
+
+
 def _number(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "").strip()
     if not text:

@@ -20,12 +20,14 @@ from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
 from reducer_client.horovod.gathering import AnyGroup
 from reducer_client.horovod.handles import OperationHandle
+from reducer_client.horovod.rendezvous import LOSSES, Rendezvous
 from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import Topology, find_topology
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.joining import join_beside
+from reducer_client.reports import logger
 from reducer_client.single_rank import SingleRankGroup
 
 _inits = itertools.count()
@@ -136,6 +138,8 @@ class Context:
 
 _lock = threading.RLock()
 _current: Context | None = None
+# Of a job whose workers come and go; it outlives the contexts.
+_rendezvous: Rendezvous | None = None
 
 
 def current() -> Context:
@@ -183,12 +187,27 @@ def open_context() -> Context | None:
 
 
 def close_context() -> None:
-    """Leave the job, if this process has joined one."""
+    """Leave the run, if this process has joined one. It stays a worker of a job that is elastic."""
     global _current
     with _lock:
         found, _current = _current, None
         if found is not None and found.pid == os.getpid():
             found.close()
+
+
+def find_rendezvous() -> Rendezvous | None:
+    """The rendezvous of this process; None in a job with a fixed set of workers."""
+    found = _rendezvous
+    return found if found is not None and found.belongs_here else None
+
+
+def leave_job() -> None:
+    """Leave a job whose workers come and go: the others do not wait for this process any more."""
+    global _rendezvous
+    with _lock:
+        found, _rendezvous = find_rendezvous(), None
+    if found is not None:
+        found.leave()
 
 
 def meet(controller: Controller, name: str, numbers: Sequence[int]) -> None:
@@ -205,13 +224,36 @@ def announce(controller: Controller, request: Request) -> OperationHandle:
 
 def _join_job() -> Context:
     settings = config.resolve()
+    if config.is_elastic():
+        return _join_next_run(settings)
     membership = config.resolve_membership()
+    return _enter(_connect(membership, settings), settings, membership.local_rank)
+
+
+def _join_next_run(settings: config.HorovodSettings) -> Context:
+    """Meet the other workers. Workers that are lost meanwhile are left out."""
+    global _rendezvous
+    try:
+        found = _rendezvous = find_rendezvous() or Rendezvous(settings.elastic_timeout)
+        while True:
+            try:
+                return _enter(found.meet(), settings, None)
+            except ReducerError as error:
+                if error.reason not in LOSSES:
+                    raise
+                logger.info("joining once more: %s", error)
+    except BaseException:
+        leave_job()
+        raise
+
+
+def _enter(group: AnyGroup, settings: config.HorovodSettings, local_rank: int | None) -> Context:
+    """The state of this process in the run of the group. ``local_rank`` is the launcher's."""
     timeline = Timeline()
-    group = _connect(membership, settings)
     try:
         settings = _agreed(group, settings)
-        topology = find_topology(group, membership.local_rank)
-        if membership.rank == 0 and settings.timeline:
+        topology = find_topology(group, local_rank)
+        if group.rank == 0 and settings.timeline:
             timeline.start(settings.timeline, settings.mark_cycles)
     except BaseException:
         group.abort()
@@ -220,9 +262,9 @@ def _join_job() -> Context:
     def join_set(name: str, ranks: Sequence[int]) -> Controller:
         return Controller(_connect_set(group, name, ranks), ranks, settings, timeline)
 
-    everyone = Controller(group, range(membership.size), settings, timeline)
+    everyone = Controller(group, range(group.world_size), settings, timeline)
     sets = ProcessSetControllers(everyone, join_set)
-    return Context(membership.rank, membership.size, topology, settings, timeline, sets)
+    return Context(group.rank, group.world_size, topology, settings, timeline, sets)
 
 
 def _agreed(group: AnyGroup, settings: config.HorovodSettings) -> config.HorovodSettings:

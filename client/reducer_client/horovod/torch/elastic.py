@@ -1,7 +1,8 @@
 """Resumes a training from the last commit after the loss of a worker.
 
-The workers of a job are fixed: their number never changes, and a rank that was lost must be started
-again by the launcher. The others wait for it.
+If ``REDUCER_WORKERS`` is set, the workers come and go: the others go on without a lost one, and
+take in new ones. Else the workers of a job are fixed: a rank that was lost must be started again by
+the launcher, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -14,28 +15,26 @@ from typing import Any, TypeVar
 
 from reducer_client.errors import ReducerError
 from reducer_client.horovod import config
-from reducer_client.horovod.basics import init, shutdown
-from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.basics import end_run, init
+from reducer_client.horovod.context import find_rendezvous
+from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
 from reducer_client.horovod.process_sets import ProcessSet, usable_process_sets
+from reducer_client.horovod.rendezvous import LOSSES
 from reducer_client.horovod.torch.sampler import ElasticSampler
-from reducer_client.horovod.torch.state import ObjectState, State, TorchState
+from reducer_client.horovod.torch.state import (
+    HostsUpdatedInterrupt,
+    ObjectState,
+    State,
+    TorchState,
+)
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
 
-# Reasons of the loss of a rank, and of every end of Horovod that is no mistake of the program.
-_LOSSES = ("lost", "left", "failed")
-_ENDS = (*_LOSSES, "closed", "timeout", "unreachable")
+# Reasons of every end of Horovod that is no mistake of the program.
+_ENDS = (*LOSSES, "closed", "timeout", "unreachable")
 
 T = TypeVar("T")
 _logger = logging.getLogger("reducer_client")
-
-
-class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
-    """Raise this on all ranks to make them rejoin the job and call the function again."""
-
-    def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the workers must rejoin the job")
-        self.skip_sync = skip_sync
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -45,12 +44,16 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     that was started again, rank 0 included, takes over what the others have. A rank on which
     ``func`` has returned takes no further part.
 
+    If the workers come and go, the ranks and their number are others after each loss, and after
+    each ``HostsUpdatedInterrupt``.
+
     The process sets that exist when the decorated function is called are added again before each
     call of ``func``. Process sets that ``func`` adds are not, because a rank that was started again
     does not know them.
 
     Raises HorovodInternalError if not all ranks are back within ``HOROVOD_ELASTIC_TIMEOUT`` (600)
-    seconds. Every error of ``func`` that is not the loss of a rank is raised unchanged.
+    seconds, or, if the workers come and go, if fewer than ``REDUCER_MIN_WORKERS`` are left. Every
+    error of ``func`` that is not the loss of a rank is raised unchanged.
     """
 
     @functools.wraps(func)
@@ -63,6 +66,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                     state.on_reset()
                 if not skip_sync:
                     state.sync()
+                    _take_state()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 if error.reason not in _ENDS:
@@ -73,7 +77,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 _meet_again(process_sets)
-                skip_sync = interrupt.skip_sync
+                skip_sync = interrupt.skip_sync and _all_have_state()
             has_met_again = True
 
     return wrapper
@@ -86,16 +90,30 @@ def _meet_again(process_sets: Sequence[ProcessSet]) -> None:
     """
     deadline = time.monotonic() + config.resolve().elastic_timeout
     while True:
-        shutdown()
+        end_run()
         try:
             return init(process_sets=process_sets)
         except ReducerError as error:
-            if error.reason in _LOSSES and time.monotonic() < deadline:
+            if error.reason in LOSSES and time.monotonic() < deadline:
                 _logger.warning("joining once more: %s", error)
                 continue
+            if config.is_elastic():
+                raise from_reducer_error(error) from error
             raise HorovodInternalError(
                 f"the workers did not all rejoin: {error}. A job has a fixed set of workers: have "
                 "the launcher start a lost rank again, with its old rank and world size",
                 rank=error.rank,
                 reason=error.reason,
             ) from error
+
+
+def _take_state() -> None:
+    """Tell the other workers that this one has the job's state now."""
+    rendezvous = find_rendezvous()
+    if rendezvous is not None:
+        rendezvous.take_state()
+
+
+def _all_have_state() -> bool:
+    rendezvous = find_rendezvous()
+    return rendezvous is None or rendezvous.all_have_state

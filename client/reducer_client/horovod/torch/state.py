@@ -10,13 +10,27 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
+from reducer_client.horovod.arrays import broadcast
 from reducer_client.horovod.basics import rank
+from reducer_client.horovod.context import find_rendezvous
 from reducer_client.horovod.objects import allgather_object, broadcast_object
 from reducer_client.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from reducer_client.horovod.torch.optimizer import forget_gradients
 from reducer_client.horovod.torch.sampler import ElasticSampler
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
+    """Raise this on all ranks to make them rejoin the job and call the function again.
+
+    ``State.check_host_updates`` raises it where the workers come and go.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the workers must rejoin the job")
+        self.skip_sync = skip_sync
 
 
 class State:
@@ -49,7 +63,19 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing, because a job's set of workers is fixed. Programs for Horovod call this."""
+        """Raise HostsUpdatedInterrupt on all ranks if processes wait to be taken in.
+
+        Every rank calls this. In a job with a fixed set of workers the call does nothing.
+        """
+        rendezvous = find_rendezvous()
+        if rendezvous is None:
+            return
+        news = np.array([rank() == 0 and rendezvous.has_news()])
+        has_news = broadcast(news, 0, "elastic.updates")[0]
+        if rank() == 0:
+            rendezvous.write_again()
+        if has_news:
+            raise HostsUpdatedInterrupt
 
     def save(self) -> None:
         """Save the present state."""
