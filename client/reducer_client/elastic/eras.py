@@ -74,7 +74,6 @@ class Eras:
         self._terms = terms
         self._record = record
         self._layout = layout
-        self._has_compared = False
 
     def has_news(self, document: Document, rank: int) -> bool:
         """Whether a process waits to be taken in, or the reducers are others by now.
@@ -99,8 +98,8 @@ class Eras:
             waiting = [c for c in candidates(record.record) if c.incarnation not in out]
             if document is not None and terms.me in document.members:
                 return document
-            if document is not None and not self._has_compared:
-                self._compare()
+            if document is not None:
+                self._compare({c.layout for c in waiting if c.incarnation in document.members})
             now = time.monotonic()
             if document is not None and record.living(record.record) & set(document.members):
                 alone_since = now
@@ -191,11 +190,17 @@ class Eras:
         if len(packed) <= MAX_DOCUMENT_BYTES:
             registry.cas(name, registry.get(name).version, packed)
 
-    def _compare(self) -> None:
-        """Raise JoinError if this process has a state of another shape than the job's workers."""
+    def _compare(self, layouts: set[bytes]) -> None:
+        """Raise JoinError if this process has a state of another shape than the job's workers.
+
+        ``layouts``: the digests of the workers that live. A job without any may be founded anew
+        with other models, and its record then has the layout of the old ones for a moment.
+        """
+        if not layouts or self._layout.digest in layouts:
+            return
         packed = self._record.registry.get(self._record.name + _OF_LAYOUT).value
-        self._has_compared = bool(packed)
-        if packed and (differs := self._layout.difference(unpack(packed))):
+        theirs = unpack(packed) if packed else self._layout
+        if theirs.digest in layouts and (differs := self._layout.difference(theirs)):
             raise JoinError(
                 f"job {self._terms.settings.job!r}, run {self._terms.run!r}: the state of this "
                 f"process is not like that of the job's workers: {differs}"

@@ -78,8 +78,9 @@ class ElasticGroup(Group):
     def members(self) -> tuple[Member, ...]:
         """The workers that are in, by rank."""
         names = {c.incarnation: c.name for c in candidates(self._record.record)}
-        inside = range(self.world_size) if self._views is None else self._views.members
-        all_ = self._document.members
+        views = self._views  # another thread may begin an era meanwhile
+        all_ = (self._document if views is None else views.document).members
+        inside = range(len(all_)) if views is None else views.members
         return tuple(Member(rank, names.get(all_[rank], all_[rank].hex()[:8])) for rank in inside)
 
     @property
@@ -177,9 +178,13 @@ class ElasticGroup(Group):
                 return
             except PeerLostError as error:  # in the middle of the transfer: begin another era
                 if self._engine.error is not None:
+                    self.abort()
                     raise
                 logger.info("era %d begins again: %s", document.era, error)
                 document = None
+            except BaseException:  # the others wait for this worker: it must not stay
+                self.abort()
+                raise
 
     def _next_document(self) -> Document:
         """The document of the next era. The lowest member proposes it."""
@@ -308,8 +313,12 @@ class ElasticGroup(Group):
         self._lease.change(replace(own, registry=registry, epoch=epoch).encode())
 
     def _tell_members(self) -> None:
-        if self._changed is not None:
+        if self._changed is None:
+            return
+        try:
             self._changed(self.members)
+        except Exception:  # of the program; the thread of the views must live
+            logger.exception("on_change has raised an error; the job goes on")
 
 
 def _leave(record: JobRecord, lease: Lease) -> None:

@@ -39,7 +39,7 @@ class Views:
         self._era = document.era
         self._ranks = {member: rank for rank, member in enumerate(document.members)}
         self._size = len(document.members)
-        self._document = document
+        self.document = document
         self._rank = rank
         self._register = register
         self._promised = ("", -1)
@@ -144,7 +144,7 @@ class Views:
             return
         view = self._engine.view_bytes() if self._engine.view else b""
         document = replace(
-            self._document, epoch=epoch + JUMP, view=view, registry=record.incarnation
+            self.document, epoch=epoch + JUMP, view=view, registry=record.incarnation
         )
         if self._record.propose(record, document):
             logger.warning("the registry had lost its state: written again for era %d", self._era)
