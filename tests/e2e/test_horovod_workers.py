@@ -228,11 +228,10 @@ def test_with_too_few_workers_all_raise_one_error(tmp_path: Path) -> None:
         job = _Job(tmp_path, 3, stack, REDUCER_MIN_WORKERS="3")
         first, second, third = job.found(3)
         second.kill(0)
-        texts = {str(worker.collect_one(0, PATIENCE).error) for worker in (first, third)}
-        assert len(texts) == 1, texts
-        text = texts.pop()
-        assert "rank 1 of job" in text and "is lost" in text, text
-        assert "2 workers are left, and the job needs 3 (min_workers)" in text, text
+        for worker in (first, third):  # how the reducers say why may differ
+            text = str(worker.collect_one(0, PATIENCE).error)
+            assert "rank 1 of job" in text and "is lost" in text, text
+            assert "2 workers are left, and the job needs 3 (min_workers)" in text, text
         ended_at = time.monotonic()
         workers = job.found(3)
         assert time.monotonic() - ended_at < LOST_SECONDS, "they waited for the worker that died"
