@@ -9,6 +9,7 @@ from typing import ClassVar
 
 # What an assertion of a model says when it does not hold: part of its text, and the law.
 LAWS = {
+    ".version>=": "T12, no result is taken back",
     ".sum==": "I1-I3, a result is each rank's contribution, once, in rank order",
     ".held>>": "I6, nothing is freed that a rank lacks",
     ".route>": "I9, the routes that a process knows never go back",
@@ -28,6 +29,18 @@ LAWS = {
     "||worker[i].committed": "I11, every member of the last view commits the step",
     "n==worker": "I1, all results in the newest view are equal",
     ">views[document]": "I9, the epochs of documents never go back",
+    "decided[n]==": "T14, all replicas of all shards apply a step over one set",
+    ".carried": "T11, a gradient is applied once",
+    ".step==": "I11, every worker gets the result of every step",
+    "alarms)>=2": "one fault loses no state",
+    "i==j": "T11, a log has each update once",
+    "(m<": "T11, what has a receipt was taken",
+    "log[m]<": "T11, a repeat is answered with the first outcome",
+    "i>=shown": "T12, what a receipt or a pull has shown is never taken back",
+    ".applied>=": "T13, what a worker reads never goes back",
+    ")==worker[j].told": "T11, the ledger of an ended incarnation stays true",
+    ".told!=0": "I11, every ended incarnation is sealed",
+    ".receipts>>": "I11, every push gets a receipt",
     "failed": "I11, every member of the last view gets the result, or the job ends with an error",
 }
 
@@ -150,10 +163,56 @@ class RegistryLoss(Model):
         return f"{self.workers}x{self.views} {struck}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableStep(Model):
+    """As text, workers x shards x steps and faults."""
+
+    SOURCE = "table_step.pml"
+    workers: int = 3
+    steps: int = 2
+    deaths: int = 0
+    doubts: int = 0
+    kills: int = 0
+    alarms: int = 0
+
+    @property
+    def sizes(self) -> str:
+        struck = _struck(death=self.deaths, doubt=self.doubts, kill=self.kills, alarm=self.alarms)
+        return f"{self.workers}x2x{self.steps} {struck}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePush(Model):
+    """As text, workers x updates of each and faults."""
+
+    SOURCE = "table_push.pml"
+    workers: int = 2
+    updates: int = 1
+    deaths: int = 0
+    drops: int = 0
+    restores: int = 0
+    kills: int = 0
+    alarms: int = 0
+
+    @property
+    def sizes(self) -> str:
+        struck = _struck(
+            death=self.deaths,
+            drop=self.drops,
+            restore=self.restores,
+            kill=self.kills,
+            alarm=self.alarms,
+        )
+        return f"{self.workers}x{self.updates} {struck}"
+
+
 # What each rule holds up, and the fault that shows it. README.md has a line for each.
 KILL, BREAK = Failover(kills=1), Failover(breaks=1)
 DEATH = Elastic(deaths=1)
 LOSS = RegistryLoss()
+STEP_KILL, STEP_DOUBT = TableStep(workers=2, kills=1), TableStep(doubts=1)
+PUSH_KILL, PUSH_BOTH = TablePush(updates=2, kills=1), TablePush(kills=1, alarms=1)
+SEALED, RESTORED = TablePush(kills=1, deaths=1), TablePush(updates=2, restores=1)
 RULES: dict[type[Model], dict[str, tuple[Model, str]]] = {
     Failover: {
         "NO_RANK_ORDER": (KILL, ".sum=="),
@@ -205,6 +264,39 @@ RULES: dict[type[Model], dict[str, tuple[Model, str]]] = {
         "NO_OLD_PROMISE": (RegistryLoss(views=4, losses=2), "n==worker"),
         "NO_INCARNATION": (LOSS, ">views[document]"),
     },
+    TableStep: {
+        "NO_COMMIT": (STEP_DOUBT, "decided[n]=="),
+        "NO_GENERATION": (STEP_DOUBT, "decided[n]=="),
+        "NO_COMMIT_LOGGED": (STEP_KILL, ".step=="),
+        "NO_COMMIT_TO_BACKUPS": (STEP_KILL, ".step=="),
+        "NO_CONFIRM_OF_BACKUP": (STEP_KILL, ".step=="),
+        "NO_ASKING": (STEP_KILL, ".version>="),
+        "NO_TERM_OF_SHARD": (TableStep(workers=2, alarms=1), ".version>="),
+        "NO_SET_TERM": (STEP_KILL, ".step=="),
+        "NO_PARK": (STEP_KILL, ".step=="),
+        "NO_RECORD_IN_REFILL": (STEP_KILL, ".step=="),
+        "NO_LOG_IN_REFILL": (TableStep(workers=2, kills=2), ".step=="),
+        "NO_LATE_AFTER_COMMIT": (STEP_DOUBT, ".carried"),
+    },
+    TablePush: {
+        "NO_SEQ": (PUSH_KILL, "i==j"),
+        "NO_GAP": (PUSH_KILL, "(m<"),
+        "NO_OUTCOME": (TablePush(updates=2, drops=1), "log[m]<"),
+        "NO_RECEIPT_AFTER_BACKUP": (PUSH_KILL, "i>=shown"),
+        "NO_APPLY_AFTER_BACKUP": (PUSH_KILL, "i>=shown"),
+        "NO_CAS": (PUSH_BOTH, ".applied>="),
+        "NO_INCARNATION": (PUSH_KILL, ".applied>="),
+        "NO_TERM_CHECK": (PUSH_BOTH, ".applied>="),
+        "NO_NEWER_TERM": (PUSH_BOTH, ".applied>="),
+        "NO_DROP_BY_CAS": (PUSH_BOTH, "i>=shown"),
+        "NO_FULL_COPY": (PUSH_BOTH, "i>=shown"),
+        "NO_WAIT_FOR_NEXT": (PUSH_BOTH, ".applied>="),
+        "NO_FRESH_COPY": (TablePush(updates=2, alarms=1), "i==j"),
+        "NO_SEAL": (SEALED, ")==worker[j].told"),
+        "NO_SEAL_RECORD": (SEALED, ")==worker[j].told"),
+        "NO_SEAL_AT_RESTORE": (RESTORED, ")==worker[j].told"),
+        "NO_DISCARD": (RESTORED, ")==worker[j].told"),
+    },
 }
 
 
@@ -239,6 +331,16 @@ SMALL: Sequence[Model] = (
     LOSS,
     RegistryLoss(deaths=1),
     RegistryLoss(cycles=True),
+    STEP_KILL,
+    STEP_DOUBT,
+    TableStep(workers=2, kills=2),
+    TableStep(workers=2, alarms=1),
+    TableStep(steps=1, deaths=1, kills=1),
+    PUSH_BOTH,
+    SEALED,
+    TablePush(kills=2),
+    TablePush(updates=2, drops=1),
+    PUSH_KILL,
 )
 BROKEN = [model for kind in RULES for model in broken(kind)]
 FULL: Sequence[Model] = (
@@ -266,4 +368,11 @@ FULL: Sequence[Model] = (
     Strict(workers=4, epochs=3, deaths=2, inside=True),
     RegistryLoss(views=4, deaths=1),
     RegistryLoss(views=4, losses=2),
+    TableStep(kills=2),
+    TableStep(deaths=1, kills=1),
+    TableStep(doubts=1, kills=1),
+    TableStep(workers=2, alarms=1, kills=1),
+    TablePush(updates=2, alarms=1),
+    RESTORED,
+    TablePush(workers=3, kills=1, alarms=1),
 )
