@@ -295,7 +295,7 @@ RULES: dict[type[Model], dict[str, tuple[Model, str]]] = {
         "NO_SEAL": (SEALED, ")==worker[j].told"),
         "NO_SEAL_RECORD": (SEALED, ")==worker[j].told"),
         "NO_SEAL_AT_RESTORE": (RESTORED, ")==worker[j].told"),
-        "NO_DISCARD": (RESTORED, ")==worker[j].told"),
+        "NO_DISCARD": (TablePush(restores=1), "i==j"),
     },
 }
 

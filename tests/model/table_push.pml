@@ -383,8 +383,10 @@ inline begin(w) {
   W(w).era = 1;
   W(w).term = (w == 0 -> newest : 0);
   W(w).seen = 0;
+#ifndef NO_DISCARD
   count(LEADER, w);
   W(w).told = n + 1
+#endif
 }
 
 /* ======== terms ======== */

@@ -325,8 +325,8 @@ inline kill(r) {
 #define IS_BACKUP(r, s) (up[r] && REPLICA(r, s).role == BACKUP && registry[s].backup == r)
 #define MAY_PROMOTE(r, s) (IS_BACKUP(r, s) && (!up[registry[s].primary] || alarms > 0))
 
-/* A promoted backup asks the owner for the step that it has a record of before it answers. From then
- * on FOLDED and COMMIT of an older term are void: the old primary cannot answer with that step. */
+/* A promoted backup asks the owner for the step that it has a record of before it answers. From
+ * then on FOLDED and COMMIT of an older term are void: the old primary cannot answer with it. */
 inline promote(r, s) {
   if
   :: up[registry[s].primary] -> alarms--
@@ -447,8 +447,8 @@ end:
 
 /* ======== the worker ======== */
 
-/* A worker of a set that some owner has in mind sends its gradient. It keeps the gradient, and sends
- * it again to a new primary, until it has the results. */
+/* A worker of a set that some owner has in mind sends its gradient. It keeps the gradient, and
+ * sends it again to a new primary, until it has the results. */
 #define IS_ASKED(o) (LEADS(o, 0) && NOW(o) == W.step && HAS(MEMBERS(CHOSEN(o)), me))
 #define MAY_CONTRIBUTE(r, s)                                                                     \
   (W.alive && W.step < STEPS && LEADS(r, s) && REPLICA(r, s).version == W.step &&                \
