@@ -126,11 +126,12 @@ class Job:
         ends = [[s["at"] for s in w.done if ready - 1 < s["at"]] for w in others]
         return Cost(
             loss.how, without - at, max(w.dropped(at) for w in others), joined - ready,
-            max(b - a for times in ends for a, b in pairwise(times) if a < joined and b > ready),
+            max((b - a for times in ends for a, b in pairwise(times) if a < joined and b > ready),
+                default=0.0),
         )  # fmt: skip
 
     def summary(self) -> str:
-        """What is to be said of the job as a whole."""
+        """How many steps there were, their median time, and what went wrong."""
         by_step: dict[int, set[str]] = {}
         for worker in self.all:
             for step in worker.done:

@@ -56,8 +56,8 @@ class WithElastic:
 class WithTorchft:
     """As in torchft's README: one replica group a worker, gloo, an asynchronous quorum.
 
-    Only the communication hook is ours: in that of torchft 0.2.0 an assertion fails after an
-    all-reduce that failed, and ends the worker.
+    The communication hook is the bench's own: the hook of torchft 0.2.0 fails an assertion after
+    an all-reduce that failed, and so ends the worker.
     """
 
     def __init__(self, case: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""Steps of ``reducer.optimizers`` are those of TensorFlow's kernels and of Keras' optimizers.
+"""``reducer.optimizers`` makes the same steps as TensorFlow's kernels and Keras' optimizers.
 
 Without weight decay the steps of SGD and Adagrad are even equal bit for bit, except for Nesterov's
 momentum and the reciprocal square root in TensorFlow. Adam differs most: both frameworks compute

@@ -40,8 +40,8 @@ from reducer_client.reports import logger
 
 # Reasons of errors after which the other workers can meet again.
 LOSSES = ("lost", "left", "failed")
-# The states of Horovod's programs are compared when they are sent, so all have the same layout
-# here, which is not that of any other elastic program.
+# The states of Horovod's programs are compared when they are sent. So all these programs have one
+# layout here, and no other elastic program has this layout.
 _LAYOUT = Layout([Part("a program of Horovod", "", ())])
 # Seconds without a lease after which a worker counts as lost. When a registry is up again, leases
 # come back within a third of their time.
