@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import numpy as np
 import pytest
 
-from reducer_client import JoinError, elastic
+from reducer_client import JoinError, ReducerUnavailableError, elastic
 from tests.support.elastic_job import ElasticJob
+from tests.support.wait import wait_until
 
 Connect = Callable[..., elastic.ElasticGroup]
 
@@ -29,7 +31,7 @@ def connect(addresses: list[str], job: str) -> Connect:
         state = state or elastic.ArrayState({"weights": np.zeros(size, np.float32)})
         return elastic.connect(
             addresses, workers=workers, state=state, job=job,
-            join_timeout=20.0, step_timeout=10.0, **options,
+            **{"join_timeout": 20.0, "step_timeout": 10.0, **options},
         )  # fmt: skip
 
     return connect
@@ -60,6 +62,30 @@ def test_a_worker_that_cannot_load_the_state_leaves_the_others_alone(connect: Co
         ends.set()
         train(late, ends)
         assert other.result(20) in (1, 2)
+
+
+class Unreachable:
+    """A registry that answers no call."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def get(self, _: str) -> None:
+        raise ReducerUnavailableError("no answer")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_connect_that_fails_leaves_no_thread_and_closes_the_registry(connect: Connect) -> None:
+    before = set(enumerate_threads())
+    with pytest.raises(JoinError, match="1 of 2 workers"):
+        connect(workers=2, join_timeout=0.3, discover=list)
+    registry = Unreachable()
+    with pytest.raises(ReducerUnavailableError):
+        connect(registry=registry, discover=list)
+    assert registry.is_closed
+    wait_until(lambda: set(enumerate_threads()) <= before, 5)
 
 
 def raises(_: object) -> None:

@@ -62,6 +62,11 @@ class Terms:
         found = () if self.discovery is None else self.discovery.addresses
         return found or self.settings.addresses
 
+    def stop_discovery(self) -> None:
+        """Look for no more reducers."""
+        if self.discovery is not None:
+            self.discovery.stop()
+
     def candidate(self, layout: bytes) -> Candidate:
         """What this process says of itself."""
         return Candidate(self.wish, self.me, f"{socket.gethostname()}:{os.getpid()}", layout)

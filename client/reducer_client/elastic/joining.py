@@ -87,6 +87,7 @@ def connect(
         document = Eras(terms, record, layout).first(join_timeout)
         return ElasticGroup(terms, record, lease, document, state, on_change)
     except BaseException:
+        terms.stop_discovery()
         record.close()  # ends the lease, too
         raise
 
@@ -127,11 +128,20 @@ def resolve_terms(
 
 def open_record(terms: Terms, registry: str | Registry | None = None) -> JobRecord:
     """The job's record in this registry. Raises the errors of `Registry.get`."""
-    if registry is None or isinstance(registry, str):
-        address = elastic_config.resolve_registry(registry, terms.settings.addresses)
-        trust = terms.trust
-        registry = DaemonRegistry(address, terms.settings.job, key=trust.key, tls=trust.tls)
-    return JobRecord(registry, terms.run)
+    opened: Registry | None = None
+    try:
+        if registry is None or isinstance(registry, str):
+            address = elastic_config.resolve_registry(registry, terms.settings.addresses)
+            trust = terms.trust
+            opened = DaemonRegistry(address, terms.settings.job, key=trust.key, tls=trust.tls)
+        else:
+            opened = registry
+        return JobRecord(opened, terms.run)
+    except BaseException:
+        terms.stop_discovery()
+        if opened is not None:
+            opened.close()
+        raise
 
 
 def take_lease(terms: Terms, record: JobRecord, layout: Layout) -> Lease:

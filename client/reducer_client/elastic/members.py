@@ -276,8 +276,7 @@ class ElasticGroup(Group):
 
     def _end_membership(self) -> None:
         self._stop_views()
-        if self._terms.discovery is not None:
-            self._terms.discovery.stop()
+        self._terms.stop_discovery()
         self._membership()
 
     # --- the record -----------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class Rendezvous:
         try:
             self._come()
         except BaseException:
+            self._terms.stop_discovery()
             self._record.close()
             raise
 
@@ -145,8 +146,7 @@ class Rendezvous:
 
     def leave(self) -> None:
         """Leave the job for good. Raises nothing."""
-        if self._terms.discovery is not None:
-            self._terms.discovery.stop()
+        self._terms.stop_discovery()
         self._eras.leave(self._lease)
         self._record.close()
 
