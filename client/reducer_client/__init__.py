@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         ReducerError,
         ReducerUnavailableError,
         RoundTimeoutError,
+        StaleBaseError,
+        StateLostError,
     )
     from reducer_client.group import Group
     from reducer_client.joining import connect
@@ -50,6 +52,8 @@ __all__ = [
     "ReducerError",
     "ReducerUnavailableError",
     "RoundTimeoutError",
+    "StaleBaseError",
+    "StateLostError",
     "Work",
     "connect",
     "local_reducers",

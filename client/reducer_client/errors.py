@@ -28,6 +28,8 @@ __all__ = [
     "ReducerError",
     "ReducerUnavailableError",
     "RoundTimeoutError",
+    "StaleBaseError",
+    "StateLostError",
 ]
 
 
@@ -140,6 +142,20 @@ class ProtocolVersionError(ProtocolError):
     """Reducer and client speak different major versions of the protocol."""
 
 
+class StateLostError(ReducerError):
+    """A table's parameters are lost: each reducer that held a part of them has ended.
+
+    Load the last checkpoint, and begin a new run.
+    """
+
+
+class StaleBaseError(ReducerError):
+    """A push was computed from parameters that are newer than the table: a restore came between.
+
+    Pull the parameters, and compute the gradient again.
+    """
+
+
 class ClosedError(ReducerError):
     """The group is closed, or this process is a forked child and the group is its parent's."""
 
@@ -158,6 +174,9 @@ _BY_CODE: dict[int, type[ReducerError]] = {
     ErrorCode.NUMERIC: NumericError,
     ErrorCode.INTERNAL: ReducerError,
     ErrorCode.CORRUPTED: IntegrityError,
+    ErrorCode.STATE_LOST: StateLostError,
+    ErrorCode.STALE_BASE: StaleBaseError,
+    ErrorCode.EVICTED: JoinError,
 }
 _CLOSED_REASONS = frozenset({"closed", "forked"})
 

@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 3
+PROTOCOL_MINOR: Final = 4
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
@@ -33,6 +33,14 @@ MAX_RECORD_NAME_BYTES: Final = 256
 MAX_HOLDER_BYTES: Final = 128
 MAX_DOCUMENT_BYTES: Final = 48 << 10  # fits in a control frame with everything beside it
 MAX_LEASE_BYTES: Final = 4 << 10
+MAX_TABLE_NAME_BYTES: Final = 256
+MAX_TENSORS_BYTES: Final = 48 << 10  # fits in a control frame with everything beside it
+MAX_FIELDS_BYTES: Final = 1 << 10  # an optimizer's fields
+MAX_SHARD: Final = MAX_CHUNK_BYTES // 4  # elements, each of 4 bytes
+SHARD_ALIGNMENT: Final = 16  # elements: 64 bytes
+MAX_PARTITIONS: Final = 65_536
+MAX_TABLE_ELEMENTS: Final = 1 << 40
+MAX_WEIGHT: Final = 1 << 20  # of one contribution to a step
 
 
 class MessageKind(IntEnum):
@@ -57,6 +65,12 @@ class MessageKind(IntEnum):
     ABSENT = 24
     REGISTRY = 25
     RECORD = 26
+    TABLE = 27
+    NOTICE = 28
+    PUSH = 29
+    PULL = 30
+    VALUE = 31
+    RECEIPT = 32
 
 
 class DType(IntEnum):
@@ -125,6 +139,9 @@ class Collective(IntEnum):
 CONTRIBUTION: Final = int(MessageKind.CONTRIBUTION)
 RESULT: Final = int(MessageKind.RESULT)
 HEARTBEAT: Final = int(MessageKind.HEARTBEAT)
+PUSH: Final = int(MessageKind.PUSH)
+VALUE: Final = int(MessageKind.VALUE)
+CHUNK_KINDS: Final = (CONTRIBUTION, RESULT, PUSH, VALUE)  # their payloads are read in place
 COPY: Final = int(ReduceOp.COPY)
 ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
 BROADCAST: Final = int(Collective.BROADCAST)
@@ -139,6 +156,8 @@ class Flag(IntFlag):
     NAN = 4
     HELD = 8
     NONFINITE = 16
+    VALUES = 32
+    ALL = 64
 
 
 HELD: Final = int(Flag.HELD)  # on the data path
@@ -158,3 +177,14 @@ class ErrorCode(IntEnum):
     NUMERIC = 11
     INTERNAL = 12
     CORRUPTED = 13
+    STATE_LOST = 14
+    STALE_BASE = 15
+    EVICTED = 16
+
+
+class Outcome(IntEnum):
+    """What became of a push to a shard (PROTOCOL.md, section 17)."""
+
+    APPLIED = 1
+    DROPPED = 2
+    REFUSED = 3

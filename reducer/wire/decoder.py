@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from reducer.wire.codes import CONTRIBUTION, MAX_EARLY_BYTES, RESULT, MessageKind
+from reducer.wire.codes import CHUNK_KINDS, MAX_EARLY_BYTES, MessageKind
 from reducer.wire.errors import CorruptedError
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
@@ -47,7 +47,7 @@ class Frame:
 class Decoder:
     """One direction of one connection.
 
-    `target` is called once for each CONTRIBUTION or RESULT with a payload, and for each other frame
+    `target` is called once for each chunk (CHUNK_KINDS) with a payload, and for each other frame
     of more than MAX_EARLY_BYTES, before any byte of the payload is taken. It returns a writable
     view of at least length + HEADER_SIZE bytes, or SKIP. A skipped frame has no payload, and its
     payload CRC is not checked. `next_frame` raises only the ProtocolError family; after an error
@@ -175,7 +175,7 @@ class Decoder:
             self._scratch = grown
 
     def _place(self, header: Header) -> memoryview:
-        if header.kind in (CONTRIBUTION, RESULT):
+        if header.kind in CHUNK_KINDS:
             self._room = SCRATCH_BYTES
             return self._target(header)
         if header.length > MAX_EARLY_BYTES:

@@ -88,6 +88,18 @@ class UnavailableError(ProtocolError):
     code = ErrorCode.UNAVAILABLE
 
 
+class StateLostError(ProtocolError):
+    """A table is not here any more: the lane's process, and its memory, is another one."""
+
+    code = ErrorCode.STATE_LOST
+
+
+class StaleBaseError(ProtocolError):
+    """A push was computed from a version that the shard has not reached: a restore came between."""
+
+    code = ErrorCode.STALE_BASE
+
+
 class RoundError(ReductionError):
     """A round, or all rounds of a run, cannot be completed."""
 

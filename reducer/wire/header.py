@@ -11,12 +11,11 @@ from enum import IntFlag
 from typing import Final, NamedTuple
 
 from reducer.wire.codes import (
-    CONTRIBUTION,
+    CHUNK_KINDS,
     MAX_CHUNK_BYTES,
     MAX_CONTROL_BYTES,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
-    RESULT,
     MessageKind,
 )
 from reducer.wire.errors import BadFrameError, CorruptedError, ProtocolVersionError
@@ -40,7 +39,14 @@ assert _HEADER.size + _CRC.size == HEADER_SIZE
 
 _KINDS: Final = frozenset(int(kind) for kind in MessageKind)
 _EMPTY_KINDS: Final = frozenset(
-    int(kind) for kind in (MessageKind.BYE, MessageKind.GRANT, MessageKind.DESCRIBE)
+    int(kind)
+    for kind in (
+        MessageKind.BYE,
+        MessageKind.GRANT,
+        MessageKind.DESCRIBE,
+        MessageKind.PULL,
+        MessageKind.RECEIPT,
+    )
 )
 
 
@@ -189,7 +195,7 @@ def unpack_header(data: Buffer, crc: Crc) -> Header:
 def _check_kind(kind: int, reserved: int, length: int) -> None:
     if reserved:
         raise BadFrameError("a reserved byte of a frame header is set")
-    if kind in (CONTRIBUTION, RESULT):
+    if kind in CHUNK_KINDS:
         limit = MAX_CHUNK_BYTES
     elif kind not in _KINDS:
         raise BadFrameError(f"unknown frame kind {kind}")

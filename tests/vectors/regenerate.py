@@ -85,6 +85,15 @@ def frames() -> dict[str, bytes]:
         version=4, value=b"\x00doc", leases=(("rank 2", b"v"), ("ü", b"")), gone=("rank 1",),
     )  # fmt: skip
     stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)), (waiting,))
+    table = m.TableCall(
+        "table", name="net", count=1_000, shard=512, partitions=8, partition=3,
+        optimizer=b"\x81\xa9optimizer\xa4none", mode="step", bound=4, workers=4, quorum=3,
+        late="carry", digest=bytes(range(32)), tensors=b"\x00z", rate=0.5,
+    )  # fmt: skip
+    push = Header(
+        kind=MessageKind.PUSH, dtype=DType.FLOAT32, rank=2, chunk=11, key=key_id("net"),
+        round=1 << 33, count=9, done=4,
+    )  # fmt: skip
     return {
         "hello": control(hello),
         "hello_least": control(m.Hello("j", 0, 1, INCARNATION, 0, 1)),
@@ -139,6 +148,24 @@ def frames() -> dict[str, bytes]:
         "record": control(record, key=2),
         "record_refused": control(m.RegistryRecord(code=7, message="no room", done=False), key=3),
         "describe": frame(contribution.replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
+        "table_open": control(
+            m.TableCall("open", job="job-ü", run_id="run-1", worker=2, incarnation=INCARNATION),
+            key=1,
+        ),
+        "table": control(table, key=2),
+        "table_set": control(
+            m.TableCall("set", name="net", step=7, generation=1, members=(0, 2), weights=(1, 2)),
+            key=3,
+        ),
+        "notice_open": control(
+            m.Notice("open", lanes=4, lane=1, incarnation=INCARNATION, credit=8 << 20), key=1
+        ),
+        "notice_refused": control(m.Notice("table", code=5, message="worker 2 ..."), key=2),
+        "push": frame(push, bytes(range(64))),
+        "push_values": frame(push.replace(flags=Flag.VALUES, root=1, round=0), bytes(range(64))),
+        "pull": frame(push.replace(kind=MessageKind.PULL, dtype=0, count=3, done=9)),
+        "value": frame(push.replace(kind=MessageKind.VALUE, root=1, count=10), bytes(range(64))),
+        "receipt": frame(push.replace(kind=MessageKind.RECEIPT, dtype=0, flags=2, done=3)),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),
     }

@@ -51,6 +51,8 @@ const char* check_length(uint8_t kind, uint32_t length) {
     case kAbsent:
     case kRegistry:
     case kRecord:
+    case kTable:
+    case kNotice:
       if (length == 0) return "a control frame without its map";
       return length <= kMaxControlBytes ? nullptr : "a control frame longer than 65536 bytes";
     case kStats:
@@ -61,10 +63,14 @@ const char* check_length(uint8_t kind, uint32_t length) {
                                                  : "a heartbeat of more than 4096 entries";
     case kContribution:
     case kResult:
+    case kPush:
+    case kValue:
       return length <= kMaxChunkBytes ? nullptr : "a chunk longer than 4 MiB";
     case kBye:
     case kGrant:
     case kDescribe:
+    case kPull:
+    case kReceipt:
       return length == 0 ? nullptr : "a payload in a frame of a kind that has none";
     default:
       return "an unknown kind of frame";

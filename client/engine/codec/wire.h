@@ -66,6 +66,12 @@ enum Kind : uint8_t {
   kAbsent = 24,
   kRegistry = 25,
   kRecord = 26,
+  kTable = 27,
+  kNotice = 28,
+  kPush = 29,
+  kPull = 30,
+  kValue = 31,
+  kReceipt = 32,
 };
 
 enum DType : uint8_t {
@@ -123,6 +129,9 @@ enum class ErrorCode : uint32_t {
   kNumeric = 11,
   kInternal = 12,
   kCorrupted = 13,
+  kStateLost = 14,
+  kStaleBase = 15,
+  kEvicted = 16,
 };
 
 // Size of one element in bytes; 0 for an unknown dtype.
