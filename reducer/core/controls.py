@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from reducer.core.members.asking import Asking
+from reducer.core.members.asking import Asking, why_there_is_no_registry
 from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Roster
 from reducer.core.members.run_endings import Endings, Refusals
@@ -16,14 +16,21 @@ from reducer.core.rounds.chunk_owners import Route
 from reducer.core.rounds.texts import ranks_text
 from reducer.core.runs.run import Run
 from reducer.core.surface.events import ControlReceived, Log, Output
+from reducer.core.tables.desk import TableDesk
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
-from reducer.wire.errors import PEER_ERRORS, ProtocolError
+from reducer.wire.errors import PEER_ERRORS, ProtocolError, UnavailableError
 from reducer.wire.losses import parse_losses
+from reducer.wire.table_messages import TableCall
 
 # An ERROR with one of these codes names a rank, and every rank raises the same error.
 _NAMES_A_RANK: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
-_OF_NO_RUN: Final = frozenset((int(MessageKind.HELLO), int(MessageKind.REGISTRY)))
+_OF_NO_RUN: Final = frozenset(
+    (int(MessageKind.HELLO), int(MessageKind.REGISTRY), int(MessageKind.TABLE))
+)
+_OF_TABLES: Final = frozenset(
+    (int(MessageKind.PULL), int(MessageKind.HEARTBEAT), int(MessageKind.BYE))
+)
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -37,10 +44,12 @@ class Controls:
         refusals: Refusals,
         joining: Joining,
         desk: Desk,
+        tables: TableDesk,
     ) -> None:
         self._roster = roster
         self._desk = desk
-        self._asking = Asking(roster, desk.is_open)
+        self._tables = tables
+        self._asking = Asking(roster)
         self._endings = endings
         self._refusals = refusals
         self._joining = joining
@@ -57,6 +66,7 @@ class Controls:
             MessageKind.ROUTE: self._route,
             MessageKind.SUSPECT: self._suspect,
             MessageKind.REGISTRY: self._registry,
+            MessageKind.TABLE: self._table,
         }
 
     def take(self, event: ControlReceived, now: float) -> list[Output]:
@@ -80,6 +90,9 @@ class Controls:
         self, peer: Session, event: ControlReceived, now: float, out: list[Output]
     ) -> None:
         kind = event.header.kind
+        if self._tables.has(peer.id) and kind in _OF_TABLES:
+            self._of_tables(peer, event, now, out)
+            return
         handler = self._controls.get(kind)
         if handler is None:
             raise ProtocolError(f"{peer} sent {MessageKind(kind).name}, which only lanes send")
@@ -100,12 +113,44 @@ class Controls:
         call = messages.decode(messages.RegistryCall, event.payload or b"")
         if peer.state > SessionState.ASKING:
             raise ProtocolError(f"{peer} is in a run: the registry needs a connection of its own")
-        if (peer.state == SessionState.NEW) != (call.call == "open"):
+        if (peer.state == SessionState.NEW) != (call.call == "open") or self._tables.has(peer.id):
             raise ProtocolError(f"{peer} called {call.call} in state {peer.state.name}")
+        if not self._desk.is_open:
+            raise UnavailableError(why_there_is_no_registry(self._roster.settings.lane))
         if peer.state == SessionState.NEW:
-            out += self._asking.admit(peer, call.job)
+            out += self._asking.admit(peer, call.job, "the registry")
         if peer.state == SessionState.ASKING:
             self._desk.take(peer.id, peer.counted_job, event.header.key, call, now, out)
+
+    def _table(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        call = messages.decode(TableCall, event.payload or b"")
+        if self._tables.has(peer.id):
+            self._tables.call(peer.id, event.header.key, call, out)
+            return
+        if peer.state != SessionState.NEW or call.call != "open":
+            raise ProtocolError(f"{peer} called {call.call} of tables in state {peer.state.name}")
+        if self._roster.draining:
+            raise UnavailableError(f"this reducer takes no new work: {self._roster.draining}")
+        out += self._asking.admit(peer, call.job, "tables")
+        if not self._is_closed(peer):
+            peer.silence = call.silence_ms / 1000 or self._roster.settings.silence
+            self._tables.open(peer.id, event.header.key, call, now, out)
+
+    def _is_closed(self, peer: Session) -> bool:
+        return peer.state == SessionState.CLOSED
+
+    def _of_tables(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        """A frame, without a map, of a connection for tables."""
+        kind = event.header.kind
+        if kind == MessageKind.PULL:
+            self._tables.pull(peer.id, event.header, out)
+        elif kind == MessageKind.HEARTBEAT:
+            out.append(self._tables.heartbeat(peer.id))
+        else:
+            self._tables.bye(peer.id, now, out)
+            out += self._refusals.close(peer, "the worker has left its tables", now)
 
     def _route(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         """A route that is new to the lane moves streams. The lane sends it to all other ranks."""

@@ -24,9 +24,11 @@ from reducer.core.surface import events
 from reducer.core.surface.events import Admission, Event, Free, Output
 from reducer.core.surface.numbers import CoreNumbers, Part
 from reducer.core.surface.settings import LaneSettings
+from reducer.core.tables.context import Context
+from reducer.core.tables.desk import TableDesk
 from reducer.core.ticks import Beats, Ticks
 from reducer.registry.limits import MAX_LEASES_BYTES
-from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
+from reducer.wire.codes import MAX_EARLY_BYTES, PUSH, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
 from reducer.wire.header import Header
 
@@ -44,7 +46,10 @@ class Lane:
         joining = Joining(roster, endings, refusals)
         beats = Beats(roster, endings, refusals, joining)
         self._desk = desk = Desk(settings)
-        controls = Controls(roster, endings, refusals, joining, desk)
+        context = Context(settings, roster.budget)
+        self._tables = tables = TableDesk(context)
+        self._works = context.works
+        controls = Controls(roster, endings, refusals, joining, desk, tables)
         self._ticks = Ticks(roster, endings, refusals, beats)
         self._end = LaneEnd(roster, endings, refusals)
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
@@ -52,6 +57,12 @@ class Lane:
             events.Reduced: self._reduced,
             events.Failed: self._refusals.failed,
             events.Stored: self._desk.stored,
+            events.Inspected: self._works.done,
+            events.Filled: self._works.done,
+            events.Applied: self._works.done,
+            events.Copied: self._works.done,
+            events.Averaged: self._works.done,
+            events.WorkFailed: self._works.done,
             events.ControlReceived: controls.take,
             events.Opened: self._opened,
             events.Disconnected: self._disconnected,
@@ -81,7 +92,16 @@ class Lane:
         the ProtocolError family.
         """
         peer = self._roster.sessions[session]
+        if header.kind == PUSH:
+            return self._admit_push(peer, header, unread)
         return _ready_run(peer).contributions.admit(peer.rank, header, unread)
+
+    def _admit_push(self, peer: Session, header: Header, unread: int) -> Admission | None:
+        if not self._tables.has(peer.id):
+            raise ProtocolError(f"{peer} sent a PUSH and has not opened tables")
+        if unread > self._tables.room(peer.id):
+            raise UnreadError(f"{peer} keeps sending, and {unread:,} bytes wait for it")
+        return self._tables.admit(peer.id, header, unread)
 
     def unread_room(self, session: int) -> tuple[int, int]:
         """Returns how many bytes may always wait for the session, and how many may wait now.
@@ -89,6 +109,9 @@ class Lane:
         A session with more bytes waiting than the second number is a slow reader.
         """
         peer = self._roster.sessions.get(session)
+        if self._tables.has(session):
+            room = self._tables.room(session)
+            return room, room
         if peer is None or peer.run is None:
             asks = peer is not None and peer.state == SessionState.ASKING
             return LEAST_FRAMES, ASKED_ROOM if asks else LEAST_FRAMES
@@ -103,7 +126,7 @@ class Lane:
         """
         peer = self._roster.sessions[session]
         if peer.state == SessionState.ASKING:
-            if unread + header.length > ASKED_ROOM:
+            if unread + header.length > max(ASKED_ROOM, self.unread_room(session)[1]):
                 raise UnreadError(f"{peer} keeps calling, and {unread:,} bytes wait for it")
             return
         if peer.run is None:
@@ -146,8 +169,9 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether the lane has no run at all: none forming, formed or ended."""
-        return not (self._roster.runs or self._roster.forming or len(self._roster.ended))
+        """Whether the lane has no table and no run at all: none forming, formed or ended."""
+        runs = self._roster.runs or self._roster.forming or len(self._roster.ended)
+        return self._tables.is_empty and not runs
 
     @property
     def room_for_chunks(self) -> int:
@@ -184,6 +208,9 @@ class Lane:
         peer = self._roster.sessions[event.session]
         peer.heard_at = now
         out: list[Output] = []
+        if event.header.kind == PUSH:
+            self._take_push(peer, event, now, out)
+            return out
         try:
             self._take(peer, event, now, out)
         except Exception as bug:
@@ -198,6 +225,20 @@ class Lane:
         except PEER_ERRORS as error:
             if event.buffer is not None:
                 out.append(Free(peer.run_number, (event.buffer,)))
+            out += self._refusals.refuse_frame(peer, error, now)
+
+    def _take_push(
+        self, peer: Session, event: events.Contributed, now: float, out: list[Output]
+    ) -> None:
+        if peer.state != SessionState.ASKING:  # it was closed meanwhile
+            if event.buffer is not None:
+                out.append(Free(0, (event.buffer,)))
+            return
+        try:
+            self._tables.push(peer.id, event.header, event.buffer, now, out)
+        except PEER_ERRORS as error:
+            if event.buffer is not None:
+                out.append(Free(0, (event.buffer,)))
             out += self._refusals.refuse_frame(peer, error, now)
 
     def _folded(self, event: events.Folded, now: float) -> list[Output]:
@@ -236,13 +277,15 @@ class Lane:
 
     def _disconnected(self, event: events.Disconnected, now: float) -> list[Output]:
         self._desk.forget(event.session)
-        return self._refusals.disconnected(event.session, event.reason, now)
+        return self._tables.forget(event.session, now) + self._refusals.disconnected(
+            event.session, event.reason, now
+        )
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         return self._refusals.broken(event.session, event.error, now)
 
     def _tick(self, event: events.Tick, now: float) -> list[Output]:
-        return self._ticks.tick(now) + self._desk.tick(now)
+        return self._ticks.tick(now) + self._desk.tick(now) + self._tables.tick(now)
 
 
 def _ready_run(peer: Session) -> Run:

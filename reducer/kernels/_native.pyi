@@ -28,6 +28,7 @@ def apply(
     slots: Sequence[Buffer],
     scalars: Sequence[float],
 ) -> int: ...
+def within(count: int, values: Buffer, limit: float) -> bool: ...
 def levels() -> list[str]:
     """The instruction sets that this machine can run, the one in use by default first."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 import numpy as np
 
-from reducer.kernels._numpy_apply import apply
+from reducer.kernels._numpy_apply import apply, within
 from reducer.kernels._views import Array, address, blocks, byte_view, elements, overlap
 from reducer.kernels.floats import from_float32, to_float32
 from reducer.kernels.interface import PART_SHIFT
@@ -22,7 +22,17 @@ from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, Reduc
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is new in Python 3.12
 
-__all__ = ["NAME", "acc_itemsize", "apply", "crc32c", "finish", "fold", "narrow", "widen"]
+__all__ = [
+    "NAME",
+    "acc_itemsize",
+    "apply",
+    "crc32c",
+    "finish",
+    "fold",
+    "narrow",
+    "widen",
+    "within",
+]
 
 NAME = "numpy"
 

@@ -64,6 +64,15 @@ def apply(
     return 0 if finite else int(Flag.NONFINITE)
 
 
+def within(count: int, values: Buffer, limit: float) -> bool:
+    if not limit > 0:
+        raise ValueError(f"within: limit must be above 0, got {limit}")
+    array = elements("values", values, _FLOAT32, count)
+    with np.errstate(over="ignore"):
+        bound = np.float32(limit)
+    return all(bool((np.abs(array[block]) < bound).all()) for block in blocks(count))
+
+
 def _checked_scalars(rule: Rule, scalars: Sequence[float]) -> Any:
     """The rule's scalars as ``np.float32``."""
     kind = SCALARS[rule]

@@ -95,3 +95,9 @@ class KernelSet(Protocol):
         reports a mean that is not finite before any array is spoilt. Both sets of kernels give the
         same bits, except that the sign and the payload of a NaN are undefined.
         """
+
+    def within(self, count: int, values: Buffer, limit: float) -> bool:
+        """Whether all of ``count`` float32 are finite and below ``limit`` in magnitude.
+
+        ``limit`` is above 0, or Inf, and is rounded to float32.
+        """

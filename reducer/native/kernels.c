@@ -208,3 +208,9 @@ unsigned rs_apply(int rule, size_t count, void* parameters, const void* gradient
   rs_fp_set(before);
   return flags;
 }
+
+int rs_within(size_t count, const void* values, float limit) {
+  uint32_t bits;
+  memcpy(&bits, &limit, sizeof bits);
+  return level->within(values, bits, count);
+}

@@ -87,6 +87,10 @@ int rs_scalar_count(int rule);
 unsigned rs_apply(int rule, size_t count, void* parameters, const void* gradient,
                   void* const* slots, const float* scalars);
 
+/* 1 if all of `count` float32 are finite and below `limit` in magnitude, otherwise 0. `limit` is
+ * positive, or Inf. */
+int rs_within(size_t count, const void* values, float limit);
+
 /* The names of the instruction sets that this machine supports, fastest first, then NULL. */
 const char* rs_level(size_t index);
 /* For tests. Returns 0, or -1 if this machine has no such level. The n-th level also selects the

@@ -36,6 +36,8 @@ typedef struct {
   const char* name;
   rs_loops loops[RS_OPS][RS_DTYPES]; /* [op][dtype]; item_size 0 where there is no kernel */
   rs_apply_loop* apply[RS_RULES];    /* [rule]; NULL where there is no rule */
+  /* 1 if the magnitudes of all float32 are below the float32 with the bits `limit`. */
+  int (*within)(const void* values, uint32_t limit, size_t count);
   rs_loop *half_to_float, *float_to_half, *bfloat16_to_float, *float_to_bfloat16;
 } rs_level_table;
 

@@ -279,6 +279,17 @@ unsigned apply(int rule, std::int64_t count, nb::handle parameters, nb::handle g
                   state.pointers(), numbers.data());
 }
 
+bool within(std::int64_t count, nb::handle values, double limit) {
+  const std::size_t size = checked(count, sizeof(float));
+  Bytes source("values", values, /*writable=*/false);
+  source.require(size);
+  if (!(limit > 0)) {
+    fail("within: limit must be above 0, got " + std::to_string(limit));
+  }
+  const MaybeNoGil nogil(size);
+  return rs_within(static_cast<std::size_t>(count), source.data(), static_cast<float>(limit)) != 0;
+}
+
 std::uint32_t crc32c(nb::handle data, std::uint32_t value) {
   const Bytes bytes("data", data, /*writable=*/false);
   const MaybeNoGil nogil(bytes.size());
@@ -318,6 +329,7 @@ NB_MODULE(_native, module) {
   module.def("widen", widen, "dtype"_a, "count"_a, "source"_a, "out"_a);
   module.def("apply", apply, "rule"_a, "count"_a, "parameters"_a, "gradient"_a, "slots"_a,
              "scalars"_a);
+  module.def("within", within, "count"_a, "values"_a, "limit"_a);
   module.def("levels", levels);
   module.def("use_level", use_level, "name"_a);
 }

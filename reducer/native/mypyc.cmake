@@ -5,7 +5,8 @@ get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py" "${root}/reducer/core/*/*.py")
 list(FILTER modules EXCLUDE REGEX "/__init__\\.py$")
-foreach(name before_hello buffers cells connection executor leftovers outbox shell turns)
+foreach(name before_hello buffers cells connection executor leftovers outbox shell
+             table_kernels turns)
   list(APPEND modules reducer/server/data/${name}.py)
 endforeach()
 list(TRANSFORM modules PREPEND "${root}/" OUTPUT_VARIABLE module_paths)

@@ -188,3 +188,4 @@ class Outcome(IntEnum):
     APPLIED = 1
     DROPPED = 2
     REFUSED = 3
+    HELD = 4  # a contribution to a step: its outcome follows

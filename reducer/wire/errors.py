@@ -88,6 +88,12 @@ class UnavailableError(ProtocolError):
     code = ErrorCode.UNAVAILABLE
 
 
+class MismatchError(ProtocolError):
+    """Workers describe one table differently."""
+
+    code = ErrorCode.MISMATCH
+
+
 class StateLostError(ProtocolError):
     """A table is not here any more: the lane's process, and its memory, is another one."""
 

@@ -15,7 +15,7 @@ from reducer.wire import messages
 from reducer.wire.codes import MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
-from reducer.wire.messages import ChunkTable
+from reducer.wire.checks import ChunkTable
 from tests.support.checksum import crc32c
 from tests.support.frames import control, frame
 

@@ -14,7 +14,7 @@ import engine_parts
 import numpy as np
 
 from reducer.kernels import KernelSet
-from reducer.wire.messages import ChunkTable
+from reducer.wire.checks import ChunkTable
 from tests.support.simlane import SimLane, SimSession
 
 # Settings of a cluster that are not settings of its lanes.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from reducer.cluster.addresses import normalize_address
 from reducer.registry import limits
 from reducer.wire import messages
-from reducer.wire.messages import TOKEN_BYTES, RegistryCall, RegistryRecord
+from reducer.wire.checks import TOKEN_BYTES
+from reducer.wire.messages import RegistryCall, RegistryRecord
 from reducer_client.errors import (
     ClosedError,
     QuotaExceededError,

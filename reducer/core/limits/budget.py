@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from reducer.core.limits.charges import MIN_COST, SLOT
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import MAX_CONTROL_BYTES
 from reducer.wire.errors import QuotaError
-from reducer.wire.messages import ChunkTable
 
 # Shares for results that are not stable yet, in addition to one share for each rank's
 # contributions. PROTOCOL.md, section 8, derives the number. A rank reports results as done before
@@ -168,6 +168,19 @@ class Budget:
 
     def close(self, job: str, limits: RankLimits, world_size: int) -> None:
         self.give(job, limits.reserve(world_size), limits.room_for_chunks(world_size))
+
+    def take(self, job: str, size: int, what: str) -> None:
+        """Reserve `size` bytes for tables of the job; raises QuotaError, which names `what`."""
+        free = self.total - self.reserved
+        left = self._job_total - self._reserved_by.get(job, 0) if self._job_total else free
+        if size > min(free, left):
+            of = f"{self._job_total:,} that one job may have" if left < free else f"{self.total:,}"
+            option = "--job-memory" if left < free else "--memory"
+            raise QuotaError(
+                f"job {job!r}: {what} needs {size:,} bytes on this lane, but {min(free, left):,} "
+                f"of the {of} are free: raise {option}, or start more reducers"
+            )
+        self._add(job, size, 0)
 
     def give(self, job: str, size: int, for_chunks: int = 0) -> None:
         """Give back `size` bytes that runs of the job have reserved, `for_chunks` of them for

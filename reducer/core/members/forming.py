@@ -6,6 +6,7 @@ from typing import Final
 
 from reducer.core.rounds.view import View
 from reducer.wire import messages
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import PROTOCOL_MAJOR
 from reducer.wire.errors import ExcludedError, JoinError
 from reducer.wire.keys import run_title, split_run_id
@@ -47,7 +48,7 @@ class Forming:
         self.world_size = hello.world_size
         self.reducers = hello.reducers
         self.slot = -1
-        self.table: messages.ChunkTable = ()
+        self.table: ChunkTable = ()
         self.digest_every = 0
         self.worker_silence_ms = 0
         self.weights: tuple[int, ...] = ()

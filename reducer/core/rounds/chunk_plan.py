@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reducer.core.limits.charges import MIN_COST
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import ALL_GATHER, BROADCAST, ITEM_SIZES, REDUCE_SCATTER, DType
-from reducer.wire.messages import ChunkTable
 
 
 def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:

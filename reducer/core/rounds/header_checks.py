@@ -6,6 +6,7 @@ from typing import Final
 
 from reducer.core.limits.charges import PLAN, Records
 from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import (
     BITWISE,
     BROADCAST,
@@ -19,7 +20,6 @@ from reducer.wire.codes import (
 )
 from reducer.wire.errors import ProtocolError
 from reducer.wire.header import Header
-from reducer.wire.messages import ChunkTable
 
 # A position is round x 2^24 + chunk in 64 bits.
 MAX_ROUND: Final = (1 << 39) - 1

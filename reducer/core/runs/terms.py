@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reducer.wire.checks import ChunkTable
 from reducer.wire.keys import run_title
-from reducer.wire.messages import ChunkTable
 
 
 @dataclass(frozen=True, slots=True)

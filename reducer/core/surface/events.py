@@ -126,6 +126,53 @@ class Stored(NamedTuple):
     error: str
 
 
+class Inspected(NamedTuple):
+    """An Inspect was carried out; `is_within`: every value is finite and below the limit."""
+
+    work: int
+    is_within: bool
+
+
+class Filled(NamedTuple):
+    """A Fill was carried out; `buffers` are new, one for each initial value."""
+
+    work: int
+    buffers: Sequence[Buffer]
+
+
+class Applied(NamedTuple):
+    """An Apply was carried out; `is_finite`: all parameters and slots are, after the update."""
+
+    work: int
+    is_finite: bool
+
+
+class Copied(NamedTuple):
+    """A Copy was carried out: `buffer` is new, `crc` is the CRC-32C of its bytes."""
+
+    work: int
+    buffer: Buffer
+    crc: int
+
+
+class Averaged(NamedTuple):
+    """An Average was carried out: `buffer` is new; `is_finite`: the mean and all parts are."""
+
+    work: int
+    buffer: Buffer
+    is_finite: bool
+
+
+class WorkFailed:
+    """The output of this work could not be carried out. It has changed nothing."""
+
+    __slots__ = ("error", "work")
+
+    def __init__(self, work: int, error: Exception) -> None:
+        self.work = work
+        self.error = error
+
+
 class Broken:
     """A session cannot continue: its peer broke the protocol (ReductionError), or a bug was met.
 
@@ -168,7 +215,8 @@ class Shutdown(NamedTuple):
     reason: str
 
 
-Effect = Folded | Reduced | Failed | Stored
+TableEffect = Inspected | Filled | Applied | Copied | Averaged | WorkFailed
+Effect = Folded | Reduced | Failed | Stored | TableEffect
 Event = (
     Opened | ControlReceived | Contributed | Effect | Broken | Disconnected | CatchUp | Tick
     | Drain | Shutdown
@@ -270,6 +318,59 @@ class Free:
         self.buffers = buffers
 
 
+class Inspect(NamedTuple):
+    """Find out whether all of `elements` float32 are finite and below `limit` in magnitude;
+    answered with Inspected. This and the next outputs are of tables; `work` identifies each on the
+    lane.
+    """
+
+    work: int
+    elements: int
+    buffer: Buffer
+    limit: float
+
+
+class Fill(NamedTuple):
+    """Take a buffer of `elements` float32 for each value of `initials`, and fill it with the value;
+    answered with Filled.
+    """
+
+    work: int
+    elements: int
+    initials: Sequence[float]
+
+
+class Apply(NamedTuple):
+    """Take a step of an optimizer, in place; answered with Applied."""
+
+    work: int
+    rule: int
+    elements: int
+    parameters: Buffer
+    gradient: Buffer
+    slots: Sequence[Buffer]
+    scalars: Sequence[float]
+
+
+class Copy(NamedTuple):
+    """Copy `length` bytes of `source` into a new buffer; answered with Copied."""
+
+    work: int
+    source: Buffer
+    length: int
+
+
+class Average(NamedTuple):
+    """Sum `elements` float32 of each of `parts` in order, and divide once by `weight`, into a new
+    buffer; answered with Averaged.
+    """
+
+    work: int
+    elements: int
+    weight: int
+    parts: Sequence[Buffer]
+
+
 class Close(NamedTuple):
     """Flush what was sent to the session and close its connection; `at_once`: without the flush."""
 
@@ -344,4 +445,5 @@ class Log:
         self.error = error
 
 
-Output = Send | Fold | Finish | Free | Close | Behind | Store | Traced | Log
+TableOutput = Inspect | Fill | Apply | Copy | Average
+Output = Send | Fold | Finish | Free | Close | Behind | Store | Traced | Log | TableOutput

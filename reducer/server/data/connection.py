@@ -19,7 +19,7 @@ from reducer.core.surface.events import Contributed
 from reducer.core.surface.permit import Permit
 from reducer.server.data.outbox import BYTES_AT_ONCE, Outbox, Piece
 from reducer.server.data.turns import SECONDS, Turns
-from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
+from reducer.wire.codes import CHUNK_KINDS, CONTRIBUTION, HEARTBEAT, PUSH
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS, BadFrameError, ReductionError
 from reducer.wire.header import HEADER_SIZE, Header
@@ -43,6 +43,7 @@ HEARTBEAT_PART: Final = 4_096
 RANKS_OF_PART: Final = 256
 _LEAST_PART: Final = 128
 _ENTRY: Final = 16
+_CHUNKS: Final = (CONTRIBUTION, PUSH)  # those that workers send
 clock: Final = time.monotonic
 
 
@@ -230,7 +231,7 @@ class Connection:
         started = now - reading
         try:
             while not self._closing and (frame := self._next_frame()) is not None:
-                if frame.header.kind == CONTRIBUTION:
+                if frame.header.kind in _CHUNKS:
                     arrived = None
                     if frame.payload is not None:
                         arrived, self._arriving = self._arriving, None
@@ -623,7 +624,7 @@ class Connection:
         return True
 
     def _target(self, header: Header) -> memoryview:
-        if header.kind not in (CONTRIBUTION, RESULT):
+        if header.kind not in CHUNK_KINDS:
             self._owner.admit_long(self, header)
             return memoryview(bytearray(header.length + HEADER_SIZE))
         arriving = self._owner.place(self, header)

@@ -23,6 +23,7 @@ from reducer.server.data.buffers import SMALLEST, BufferPool, PooledBuffer
 from reducer.server.data.connection import Connection
 from reducer.server.data.log_shares import LogShares
 from reducer.server.data.outbox import Piece
+from reducer.server.data.table_kernels import TableKernels
 from reducer.server.data.timeline import Timeline
 from reducer.wire.codes import ITEM_SIZES
 from reducer.wire.header import NO_RANK
@@ -31,6 +32,7 @@ logger = logging.getLogger("reducer.lane")
 
 _STACK_SIZE: Final = 2_048  # about, in characters
 _FLAGS: Final = (1 << PART_SHIFT) - 1
+_OF_TABLES: Final = (events.Inspect, events.Fill, events.Apply, events.Copy, events.Average)
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Executor:
         self.timeline: Timeline | None = None
         self.store: Callable[[events.Store], None] | None = None
         self._log_shares = LogShares()
+        self.tables = TableKernels(kernels, pool)
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
         """Carry out the outputs in order. Returns the events for the core."""
@@ -81,6 +84,8 @@ class Executor:
                     came.append(self._fold(output))
                 elif isinstance(output, events.Finish):
                     came.append(self._finish(output))
+                elif isinstance(output, _OF_TABLES):
+                    came.append(self.tables.run(output))
                 else:
                     self._others(output)
             except Exception as error:
@@ -219,8 +224,10 @@ def _culprit(ranks: Sequence[int], seen: int) -> int:
     return ranks[part - 1] if part else NO_RANK
 
 
-def failure_of(output: events.Output, error: Exception) -> events.Failed | events.Stored | None:
+def failure_of(output: events.Output, error: Exception) -> events.Effect | None:
     """The event for an output that raised; None for the log line of an internal error."""
+    if isinstance(output, _OF_TABLES):
+        return events.WorkFailed(output.work, error)
     sessions: Sequence[int] = ()
     if isinstance(output, events.Send):
         sessions = output.sessions

@@ -18,7 +18,7 @@ from reducer.server.data.connection import Connection, Owner, clock
 from reducer.server.data.executor import Executor, ShellCounters, ours
 from reducer.server.data.leftovers import Leftovers
 from reducer.server.data.turns import Turns
-from reducer.wire.codes import CONTRIBUTION, MessageKind
+from reducer.wire.codes import CONTRIBUTION, PUSH, MessageKind
 from reducer.wire.decoder import Frame
 from reducer.wire.errors import BadFrameError, ReductionError
 from reducer.wire.header import Header
@@ -39,6 +39,7 @@ NEWCOMERS_AT_ONCE: Final = 4
 # A smaller write is not timed, because timing takes a part of the time itself. It counts as
 # WRITE_SECONDS of the turn.
 TIMED_BYTES: Final = 4_096
+_CHUNKS: Final = (CONTRIBUTION, PUSH)
 WRITE_SECONDS: Final = 0.000_005
 # libuv writes the bytes that the kernel did not take as soon as the kernel takes them, untimed.
 # Each of them counts as this many seconds: 80 us for 256 KiB.
@@ -134,8 +135,8 @@ class LaneShell(Owner):
 
     def place(self, connection: Connection, header: Header) -> events.Contributed | None:
         """A contribution, with the buffer that it is to be read into; None: discard its payload."""
-        if header.kind != CONTRIBUTION:
-            raise BadFrameError("a worker sent a RESULT; only a lane does")
+        if header.kind not in _CHUNKS:
+            raise BadFrameError(f"a worker sent {MessageKind(header.kind).name}; only a lane does")
         unread = 0 if connection.unread <= connection.slack else connection.held()
         admission = self._lane.admit(connection.session, header, unread)
         if admission is None:
@@ -166,7 +167,7 @@ class LaneShell(Owner):
         self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
             connection.note_stats_answer()
-        elif kind in (MessageKind.HELLO, MessageKind.REGISTRY):
+        elif kind in (MessageKind.HELLO, MessageKind.REGISTRY, MessageKind.TABLE):
             self._named(connection, self._lane.job_named_by(session))
 
     def _named(self, connection: Connection, job: str) -> None:

@@ -25,7 +25,7 @@ from google_crc32c import value as crc32c
 
 from reducer.registry import limits
 from reducer.registry.records import Contents, Document, Key
-from reducer.wire.messages import INCARNATION_BYTES
+from reducer.wire.checks import INCARNATION_BYTES
 
 _MAGIC = b"open-reduction-server registry 1\n"
 _HEAD = struct.Struct("<II")

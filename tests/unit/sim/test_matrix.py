@@ -15,7 +15,7 @@ import pytest
 
 from reducer.kernels import _numpy
 from reducer.wire.codes import Collective, DType, ReduceOp
-from reducer.wire.messages import ChunkTable
+from reducer.wire.checks import ChunkTable
 from tests.support import oracle
 from tests.support.counts import draws
 from tests.support.simcluster import SimCluster

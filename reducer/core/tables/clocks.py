@@ -1,0 +1,58 @@
+"""The clocks of the workers of one table on one lane (stale synchronous parallel).
+
+Law (T16): the minimum never falls. A worker that joins is seated at the lane's own maximum; a
+worker that leaves, or is lost, is taken out, which can only raise the minimum. Until the first
+`founders` workers have come, the minimum is 0: nobody runs ahead of workers that still start.
+"""
+
+from __future__ import annotations
+
+
+class Clocks:
+    """`least`: every worker has ended this many clocks."""
+
+    __slots__ = ("_awaited", "_of", "_top", "least")
+
+    def __init__(self, founders: int) -> None:
+        self._awaited = founders
+        self._of: dict[int, int] = {}
+        self._top = 0  # the greatest clock that any worker has had
+        self.least = 0
+
+    def seat(self, worker: int) -> int:
+        """Take a worker in, unless it is seated. Returns its clock."""
+        if worker not in self._of:
+            self._of[worker] = 0 if self._awaited > 0 else self._top
+            self._awaited -= 1
+            self._update()
+        return self._of[worker]
+
+    def advance(self, worker: int, clock: int) -> bool:
+        """The worker has ended `clock` clocks. Returns whether the minimum has risen.
+
+        A clock that is not above the worker's own changes nothing: the call was repeated.
+        """
+        if worker not in self._of or clock <= self._of[worker]:
+            return False
+        self._of[worker] = clock
+        self._top = max(self._top, clock)
+        return self._update()
+
+    def leave(self, worker: int) -> bool:
+        """Returns whether the minimum has risen."""
+        if self._of.pop(worker, None) is None:
+            return False
+        return self._update()
+
+    def rows(self) -> list[tuple[int, int]]:
+        """(worker, clock), ascending."""
+        return sorted(self._of.items())
+
+    def _update(self) -> bool:
+        if self._awaited > 0:
+            return False
+        least = min(self._of.values()) if self._of else self._top
+        if least <= self.least:
+            return False
+        self.least = least
+        return True

@@ -1,0 +1,55 @@
+"""Which updates of which worker a shard has seen.
+
+Law (T11): an update is applied exactly once. Its identity is (worker, incarnation, shard, seq), and
+seq is contiguous. A repeat is answered by its first outcome; a gap is refused with the mark.
+"""
+
+from __future__ import annotations
+
+from reducer.wire.errors import ProtocolError
+
+Answer = tuple[int, int, int]  # outcome, version after the update, staleness
+
+
+class Mark:
+    """The updates of one incarnation of one worker on one shard.
+
+    `last` is the seq of the newest update that was taken. An update that is taken and not answered
+    yet has no answer; its answer follows when it is decided.
+    """
+
+    __slots__ = ("_answers", "_confirmed", "last")
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._confirmed = 0
+        self._answers: dict[int, Answer] = {}
+
+    def is_repeat(self, seq: int, who: str) -> bool:
+        """Whether the update was taken before. Raises ProtocolError if updates are missing."""
+        if seq <= self.last:
+            return True
+        if seq != self.last + 1:
+            raise ProtocolError(
+                f"{who} sent update {seq}, and the shard has seen its updates up to {self.last}: "
+                f"expected {self.last + 1}"
+            )
+        return False
+
+    def take(self, seq: int) -> None:
+        self.last = seq
+
+    def answer(self, seq: int, answer: Answer) -> None:
+        """Keep the outcome until the worker has confirmed it."""
+        if seq > self._confirmed:
+            self._answers[seq] = answer
+
+    def answer_of(self, seq: int) -> Answer | None:
+        """The outcome; None if it is not decided, or if the worker has confirmed it."""
+        return self._answers.get(seq)
+
+    def confirm(self, seq: int) -> None:
+        """The worker has the receipts up to `seq`."""
+        while self._confirmed < min(seq, self.last):
+            self._confirmed += 1
+            self._answers.pop(self._confirmed, None)

@@ -1,0 +1,128 @@
+"""Decides the steps of a table: the lane that has shard 0 does so for all lanes.
+
+Laws:
+
+- T14: the set of a step is decided once for all shards. A set that lost a member before the commit
+  is followed by another one, with the next generation.
+- T15: nobody is left out of more than `bound` steps in a row; then the step waits for that worker.
+"""
+
+from __future__ import annotations
+
+from reducer.wire.errors import ProtocolError, StaleBaseError
+
+
+class StepSet:
+    """Whose gradients a step has: `members` ascending, `weights` in their order."""
+
+    __slots__ = ("generation", "members", "step", "weights")
+
+    def __init__(
+        self, step: int, generation: int, members: tuple[int, ...], weights: tuple[int, ...]
+    ) -> None:
+        self.step = step
+        self.generation = generation
+        self.members = members
+        self.weights = weights
+
+
+class StepOwner:
+    """`step` is the open step; `set` its set, once it is decided.
+
+    `excluded` and `taken`: how many steps each worker was left out of, and was in.
+    """
+
+    def __init__(self, quorum: int, workers: int, bound: int) -> None:
+        self.step = 1
+        self.set: StepSet | None = None
+        self.last: StepSet | None = None  # of the step before, which was committed
+        self.excluded: dict[int, int] = {}
+        self.taken: dict[int, int] = {}
+        self._quorum = quorum
+        self._all = quorum == workers  # then the set is everybody, however many there are
+        self._bound = bound
+        self._awaited = workers  # of the first step
+        self._members: set[int] = set()
+        self._seen: set[int] = set()
+        self._entered: dict[int, int] = {}  # weights by worker, in the order of arrival
+        self._streaks: dict[int, int] = {}
+        self._generation = 0
+
+    def begin_at(self, step: int) -> None:
+        """The table was restored: its first step is this one."""
+        self.step = step
+
+    def join(self, worker: int) -> None:
+        self._members.add(worker)
+        self._seen.add(worker)
+
+    def leave(self, worker: int) -> bool:
+        """The worker is lost or has left. Returns whether the set has changed."""
+        self._members.discard(worker)
+        self._entered.pop(worker, None)
+        self._streaks.pop(worker, None)
+        if self.set is not None and worker in self.set.members:
+            kept = [member for member in self.set.members if member != worker]
+            self.set = None
+            self._generation += 1
+            return self._decide(kept)
+        return self.set is None and self._decide([])
+
+    def enter(self, worker: int, step: int, weight: int) -> bool | None:
+        """The worker has its gradient of the step. Returns whether a set was decided; None if the
+        worker is late.
+
+        Raises StaleBaseError for a step that the table has not reached.
+        """
+        if worker not in self._members:
+            raise ProtocolError(f"worker {worker} enters step {step} and takes no part in it")
+        if step > self.step:
+            raise StaleBaseError(
+                f"worker {worker} enters step {step}, and the table is at step {self.step}: was "
+                "the table restored? Pull its parameters first"
+            )
+        if step < self.step:
+            return None
+        self._entered.setdefault(worker, weight)
+        if self.set is not None:
+            return False if worker in self.set.members else None
+        return self._decide([])
+
+    def late(self) -> list[int]:
+        """Who has entered the open step and is not in its set."""
+        if self.set is None:
+            return []
+        return [worker for worker in self._entered if worker not in self.set.members]
+
+    def commit(self, step: int, generation: int) -> bool:
+        """All lanes have folded this generation. Returns whether this decides the step now."""
+        chosen = self.set
+        if chosen is None or (step, generation) != (chosen.step, chosen.generation):
+            return False
+        for worker in self._members:
+            is_in = worker in chosen.members
+            self._streaks[worker] = 0 if is_in else self._streaks.get(worker, 0) + 1
+            counts = self.taken if is_in else self.excluded
+            counts[worker] = counts.get(worker, 0) + 1
+        self.last, self.set = chosen, None
+        self.step += 1
+        self._generation = 0
+        self._entered.clear()
+        return True
+
+    def _decide(self, kept: list[int]) -> bool:
+        """Decide the set if enough workers have entered. `kept`: of the set before."""
+        if len(self._seen) < self._awaited or not self._members:
+            return False
+        present = len(self._members)
+        wanted = present if self._all else min(self._quorum, present)
+        due = [w for w in self._members if self._streaks.get(w, 0) >= self._bound]
+        if any(worker not in self._entered for worker in due):
+            return False
+        first = kept + [worker for worker in self._entered if worker not in kept]
+        if len(first) < wanted or not first:
+            return False
+        members = tuple(sorted({*first[:wanted], *due}))
+        weights = tuple([self._entered[worker] for worker in members])
+        self.set = StepSet(self.step, self._generation, members, weights)
+        return True

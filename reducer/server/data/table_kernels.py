@@ -1,0 +1,101 @@
+"""Carries out the kernel work of tables: outputs in, their effects out."""
+
+from __future__ import annotations
+
+import array
+from time import perf_counter
+from typing import Final
+
+from reducer.core.surface import events
+from reducer.core.surface.buffer import Buffer
+from reducer.kernels import KernelSet
+from reducer.server.data.buffers import BufferPool, PooledBuffer
+from reducer.wire.codes import DType, Flag, ReduceOp
+
+ITEM: Final = 4  # bytes of a float32
+_FLOAT32: Final = int(DType.FLOAT32)
+_MEAN: Final = int(ReduceOp.MEAN)
+_BAD: Final = int(Flag.NAN | Flag.NONFINITE)
+
+
+class TableKernels:
+    """`seconds`: the time that the work has taken."""
+
+    def __init__(self, kernels: KernelSet, pool: BufferPool) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self.seconds = 0.0
+
+    def run(self, output: events.TableOutput) -> events.TableEffect:
+        """Carry out one output. If this raises, nothing has changed."""
+        started = perf_counter()
+        effect: events.TableEffect
+        if isinstance(output, events.Inspect):
+            effect = self._inspect(output)
+        elif isinstance(output, events.Apply):
+            effect = self._apply(output)
+        elif isinstance(output, events.Copy):
+            effect = self._copy(output)
+        elif isinstance(output, events.Average):
+            effect = self._average(output)
+        else:
+            effect = self._fill(output)
+        self.seconds += perf_counter() - started
+        return effect
+
+    def _inspect(self, output: events.Inspect) -> events.Inspected:
+        is_within = self._kernels.within(output.elements, output.buffer.view, output.limit)
+        return events.Inspected(output.work, is_within)
+
+    def _apply(self, output: events.Apply) -> events.Applied:
+        seen = self._kernels.apply(
+            output.rule,
+            output.elements,
+            output.parameters.view,
+            output.gradient.view,
+            [slot.view for slot in output.slots],
+            output.scalars,
+        )
+        return events.Applied(output.work, not seen)
+
+    def _copy(self, output: events.Copy) -> events.Copied:
+        length = output.length
+        buffer = self._pool.take(length)
+        buffer.view[:length] = output.source.view[:length]
+        return events.Copied(output.work, buffer, self._kernels.crc32c(buffer.view[:length]))
+
+    def _average(self, output: events.Average) -> events.Averaged:
+        buffer = self._pool.take(output.elements * ITEM)
+        try:
+            seen = self._kernels.finish(
+                _MEAN,
+                _FLOAT32,
+                output.elements,
+                output.weight,
+                None,
+                [part.view for part in output.parts],
+                buffer.view,
+            )
+        except Exception:
+            self._pool.give_back(buffer)
+            raise
+        return events.Averaged(output.work, buffer, not seen & _BAD)
+
+    def _fill(self, output: events.Fill) -> events.Filled:
+        taken: list[PooledBuffer] = []
+        try:
+            for initial in output.initials:
+                buffer = self._pool.take(output.elements * ITEM)
+                taken.append(buffer)
+                _fill(buffer, output.elements, initial)
+        except Exception:
+            for buffer in taken:
+                self._pool.give_back(buffer)
+            raise
+        buffers: list[Buffer] = list(taken)
+        return events.Filled(output.work, buffers)
+
+
+def _fill(buffer: PooledBuffer, elements: int, value: float) -> None:
+    values = array.array("f", [value]) * elements
+    buffer.view[: elements * ITEM] = memoryview(values).cast("B")
