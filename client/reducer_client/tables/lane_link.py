@@ -67,6 +67,8 @@ class LinkEvents(Protocol):
 
     def news(self, link: LaneLink, notice: Notice) -> None: ...
 
+    def refused(self, link: LaneLink, notice: Notice) -> None: ...
+
     def failed(self, link: LaneLink, error: ReducerError) -> None: ...
 
 
@@ -315,6 +317,8 @@ class LaneLink:
                 item = self.outgoing.find(key) if notice.more else self.outgoing.answered(key)
                 if item is not None and isinstance(item.waiter, Call):
                     item.waiter.take(notice)
+                elif notice.code:
+                    self._events.refused(self, notice)
             self._shared.changed.notify_all()
 
     def _take_open(self, notice: Notice) -> None:

@@ -40,6 +40,9 @@ class TableSide(Protocol):
 
     def news(self, partition: int, notice: Notice) -> None: ...
 
+    def refused(self, partition: int, notice: Notice) -> None:
+        """A lane has refused a call to which no answer was expected."""
+
     def fail(self, error: ReducerError) -> None: ...
 
 
@@ -164,8 +167,11 @@ class Lanes:
         table = self._tables.get(notice.name)
         if table is not None:
             table.news(link.partition, notice)
-        elif notice.call == "evicted" and not notice.name:
-            raise JoinError(f"{link.where}: {notice.message}", reason="evicted")
+
+    def refused(self, link: LaneLink, notice: Notice) -> None:
+        table = self._tables.get(notice.name)
+        if table is not None:
+            table.refused(link.partition, notice)
 
     def failed(self, link: LaneLink, error: ReducerError) -> None:
         self.fail(error)

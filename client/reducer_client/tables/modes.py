@@ -54,7 +54,7 @@ class SSP:
         _check("SSP(bound)", self.bound, 0, MOST)
 
     def on_the_wire(self, workers: int | None) -> WireMode:
-        return WireMode("ssp", self.bound, 0, 0, "drop")
+        return WireMode("ssp", self.bound, workers or 0, 0, "drop")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
-from reducer.wire.codes import Flag, MessageKind
+from reducer.wire.codes import Flag, MessageKind, Outcome
 from reducer.wire.header import Header
 
 # (kind of the frame, its numbers): what an answer names.
@@ -27,7 +27,7 @@ _PUSH = int(MessageKind.PUSH)
 _PULL = int(MessageKind.PULL)
 _TABLE = int(MessageKind.TABLE)
 _VALUES = int(Flag.VALUES)
-_HELD = 4  # an outcome
+_HELD = int(Outcome.HELD)
 _EMPTY = memoryview(b"")
 # The arrays of a shard, in the order in which their first values are sent: slots, then parameters.
 _ROOTS = (*range(1, 8), 0)

@@ -22,7 +22,8 @@ from reducer_client.tables.steps import Choice, Decided, Order, Say, SendGradien
 class StepPushes:
     """Carries out the orders of `Steps`. The caller of each method holds the lock.
 
-    Pushes enter one after the other: a push waits until the one before it is decided.
+    Pushes enter one after the other: a push waits until the lanes have applied the one before it,
+    or until that one is in no step.
 
     ``rate``: the learning rate of the newest set; -1 before the first.
     """
@@ -106,7 +107,7 @@ class StepPushes:
         self._entered = None
 
     def _advance(self) -> None:
-        if self._queue and not self._steps.is_open:
+        if self._queue and not self._steps.is_open and not self._ending:
             self._entered = self._queue.popleft()
             self._obey(self._steps.enter(self._entered[1].weight))
 
@@ -156,6 +157,7 @@ class StepPushes:
         if delivery in self._ending:
             step = self._ending.pop(delivery)
             self._settle(delivery.push, delivery.staging, "applied", 0, step)
+            self._advance()
 
     def _end(self, order: Decided) -> None:
         assert self._entered is not None

@@ -13,6 +13,7 @@ from reducer_client.tables.first_values import FirstValues
 from reducer_client.tables.outgoing import Item
 from reducer_client.tables.pushes import Pushes
 from reducer_client.tables.settings import READER
+from reducer_client.tables.shared import logger
 from reducer_client.tables.step_pushes import StepPushes
 from reducer_client.tables.steps import Steps
 
@@ -129,6 +130,13 @@ class TableState:
             self.fail(refusal(notice, f"table {notice.name!r}"))
         elif self.steps is not None:
             self.steps.take_news(notice)
+
+    def refused(self, partition: int, notice: Notice) -> None:
+        where = self.context.lanes.where(partition)
+        if notice.call == "enter":
+            self.fail(refusal(notice, where))
+        else:
+            logger.warning("%s: call %s was refused: %s", where, notice.call, notice.message)
 
     def fail(self, error: ReducerError) -> None:
         """The table has ended for this worker."""
