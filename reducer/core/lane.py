@@ -21,7 +21,7 @@ from reducer.core.report import lane_numbers, parts_of
 from reducer.core.runs.flow import UnreadError
 from reducer.core.runs.run import Run
 from reducer.core.surface import events
-from reducer.core.surface.events import Admission, Event, Free, Output
+from reducer.core.surface.events import Admission, Close, Event, Free, Output
 from reducer.core.surface.numbers import CoreNumbers, Part
 from reducer.core.surface.settings import LaneSettings
 from reducer.core.tables.context import Context
@@ -285,7 +285,11 @@ class Lane:
         return self._refusals.broken(event.session, event.error, now)
 
     def _tick(self, event: events.Tick, now: float) -> list[Output]:
-        return self._ticks.tick(now) + self._desk.tick(now) + self._tables.tick(now)
+        out = self._ticks.tick(now)
+        for output in out:
+            if isinstance(output, Close):  # its worker was silent for long enough
+                self._tables.closed(output.session)
+        return out + self._desk.tick(now) + self._tables.tick(now)
 
 
 def _ready_run(peer: Session) -> Run:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reducer.wire import messages
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
-from reducer.wire.checks import ChunkTable
 from tests.support.checksum import crc32c
 from tests.support.frames import control, frame
 

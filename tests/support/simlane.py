@@ -11,9 +11,10 @@ from reducer.core.surface import events
 from reducer.core.surface.settings import LaneSettings
 from reducer.kernels import KernelSet, load
 from reducer.server.data.executor import failure_of, folded, reduced
+from reducer.server.data.table_kernels import TableKernels
 from reducer.server.pipe.reports import put_together
 from reducer.server.pipe.snapshot import LaneNumbers, LaneReport, Snapshot, Usage
-from reducer.wire.codes import ITEM_SIZES, MAX_REDUCERS, Flag, MessageKind
+from reducer.wire.codes import CHUNK_KINDS, ITEM_SIZES, MAX_REDUCERS, Flag, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header
@@ -51,7 +52,7 @@ class SimSession:
         )
 
     def _target(self, header: Header) -> memoryview:
-        if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
+        if header.kind not in CHUNK_KINDS:
             self.lane.core.admit_long(self.number, header, len(self.outbox))
             return memoryview(bytearray(header.length + HEADER_SIZE))
         admission = self.lane.core.admit(self.number, header, len(self.outbox))
@@ -87,8 +88,9 @@ class SimSession:
             self.lane.feed(events.Broken(self.number, error))
 
     def _handle(self, frame: Frame) -> None:
-        if frame.header.kind == MessageKind.CONTRIBUTION:
-            self.lane.compare(frame.header)
+        if frame.header.kind in (MessageKind.CONTRIBUTION, MessageKind.PUSH):
+            if frame.header.kind == MessageKind.CONTRIBUTION:
+                self.lane.compare(frame.header)
             admission, buffer = self._arriving or (None, None)
             self._arriving = None
             self.lane.feed(events.Contributed(self.number, frame.header, buffer, admission))
@@ -141,6 +143,7 @@ class SimLane:
         }
         self.settings = LaneSettings(**{**defaults, **settings})
         self.core = Lane(self.settings)
+        self.tables = TableKernels(self.kernels, self.take, self.give_back)
         self.now = 0.0
         self.sessions: dict[int, SimSession] = {}
         self.held: set[SimBuffer] = set()
@@ -262,6 +265,10 @@ class SimLane:
                 return [self._finish(output)]
             case events.Free():
                 self._give_back_all(output)
+            case (
+                events.Inspect() | events.Fill() | events.Apply() | events.Copy() | events.Average()
+            ):
+                return [self.tables.run(output)]
             case events.Close(_, session, reason):
                 self.sessions[session].closed = reason
             case events.Store():

@@ -118,6 +118,13 @@ class TableDesk:
             self._maybe_forget(holdings)
         return out
 
+    def closed(self, session: int) -> None:
+        """The lane has closed the session. Its worker is lost at the next tick."""
+        found = self._seats.get(session)
+        if found is not None:
+            seat, holdings = found
+            holdings.workers.leave(seat, 0.0)
+
     def bye(self, session: int, now: float, out: list[Output]) -> None:
         """The worker leaves: it is taken out of clocks and steps at once."""
         seat, holdings = self._seats[session]

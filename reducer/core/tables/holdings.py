@@ -137,7 +137,7 @@ class Holdings:
         self.dropped.add(table.key)
         text = f"table {table.name!r} was dropped"
         news = Notice("evicted", code=int(ErrorCode.STATE_LOST), message=text, name=table.name)
-        out.append(frames.notice(news, self.workers.sessions(), self._context.crc))
+        out.append(frames.notice(news, tuple(self.seats), self._context.crc))
         buffers = table.buffers()
         if buffers:
             out.append(Free(0, tuple(buffers)))

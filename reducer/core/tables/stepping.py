@@ -63,14 +63,14 @@ class Stepping:
         where = f"table {table.name!r} shard {shard.number}"
         if not shard.is_ready:
             raise ProtocolError(f"{seat} contributes to {where}, which has no values yet")
-        if header.round > shard.version + 1:
+        if header.round > table.committed + 1:
             raise StaleBaseError(
                 f"{seat} contributes to step {header.round} of {where}, which is at step "
-                f"{shard.version + 1}: was the table restored? Pull its parameters first"
+                f"{table.committed + 1}: was the table restored? Pull its parameters first"
             )
         if seat.worker not in table.contributors:
             raise ProtocolError(f"{seat} contributes to {where} and has not described the table")
-        return header.round > shard.version and not _sums(table).has(shard.number, seat.worker)
+        return header.round > table.committed and not _sums(table).has(shard.number, seat.worker)
 
     def take(
         self,
@@ -83,7 +83,7 @@ class Stepping:
     ) -> None:
         seat.unanswered -= header.length
         step = header.round
-        if step <= shard.version:
+        if step <= table.committed:
             was_in = _sums(table).last_in.get(seat.worker) == step
             self._answer(table, shard, seat, step, _APPLIED if was_in else _DROPPED, out)
             if buffer is not None:

@@ -69,7 +69,7 @@ class Executor:
         self.timeline: Timeline | None = None
         self.store: Callable[[events.Store], None] | None = None
         self._log_shares = LogShares()
-        self.tables = TableKernels(kernels, pool)
+        self.tables = TableKernels(kernels, pool.take, self._give_back)
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
         """Carry out the outputs in order. Returns the events for the core."""
@@ -170,6 +170,9 @@ class Executor:
         self.fold_seconds += perf_counter() - started
         crc = self._kernels.crc32c(out[: finish.sum.count * ITEM_SIZES[finish.sum.dtype]])
         return reduced(finish, crc, seen)
+
+    def _give_back(self, buffer: Buffer) -> None:
+        self._pool.give_back(ours(buffer))
 
     def _free(self, free: events.Free) -> None:
         failure: Exception | None = None

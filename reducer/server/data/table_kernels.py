@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
 from reducer.core.surface import events
 from reducer.core.surface.buffer import Buffer
 from reducer.kernels import KernelSet
-from reducer.server.data.buffers import BufferPool, PooledBuffer
 from reducer.wire.codes import DType, Flag, ReduceOp
 
 ITEM: Final = 4  # bytes of a float32
@@ -19,11 +19,17 @@ _BAD: Final = int(Flag.NAN | Flag.NONFINITE)
 
 
 class TableKernels:
-    """`seconds`: the time that the work has taken."""
+    """`seconds`: the time that the work has taken. `take` and `give_back` are the pool's."""
 
-    def __init__(self, kernels: KernelSet, pool: BufferPool) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet,
+        take: Callable[[int], Buffer],
+        give_back: Callable[[Buffer], None],
+    ) -> None:
         self._kernels = kernels
-        self._pool = pool
+        self._take = take
+        self._give_back = give_back
         self.seconds = 0.0
 
     def run(self, output: events.TableOutput) -> events.TableEffect:
@@ -60,12 +66,12 @@ class TableKernels:
 
     def _copy(self, output: events.Copy) -> events.Copied:
         length = output.length
-        buffer = self._pool.take(length)
+        buffer = self._take(length)
         buffer.view[:length] = output.source.view[:length]
         return events.Copied(output.work, buffer, self._kernels.crc32c(buffer.view[:length]))
 
     def _average(self, output: events.Average) -> events.Averaged:
-        buffer = self._pool.take(output.elements * ITEM)
+        buffer = self._take(output.elements * ITEM)
         try:
             seen = self._kernels.finish(
                 _MEAN,
@@ -77,25 +83,24 @@ class TableKernels:
                 buffer.view,
             )
         except Exception:
-            self._pool.give_back(buffer)
+            self._give_back(buffer)
             raise
         return events.Averaged(output.work, buffer, not seen & _BAD)
 
     def _fill(self, output: events.Fill) -> events.Filled:
-        taken: list[PooledBuffer] = []
+        taken: list[Buffer] = []
         try:
             for initial in output.initials:
-                buffer = self._pool.take(output.elements * ITEM)
+                buffer = self._take(output.elements * ITEM)
                 taken.append(buffer)
                 _fill(buffer, output.elements, initial)
         except Exception:
             for buffer in taken:
-                self._pool.give_back(buffer)
+                self._give_back(buffer)
             raise
-        buffers: list[Buffer] = list(taken)
-        return events.Filled(output.work, buffers)
+        return events.Filled(output.work, taken)
 
 
-def _fill(buffer: PooledBuffer, elements: int, value: float) -> None:
+def _fill(buffer: Buffer, elements: int, value: float) -> None:
     values = array.array("f", [value]) * elements
     buffer.view[: elements * ITEM] = memoryview(values).cast("B")

@@ -37,5 +37,5 @@ def test_bad_arguments(kernels: KernelSet) -> None:
             each.within(1, bytes(4), 0.0)
         with pytest.raises(ValueError, match="limit must be above 0"):
             each.within(1, bytes(4), float("nan"))
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="values: expected at least 8 bytes"):
             each.within(2, bytes(4), 1.0)

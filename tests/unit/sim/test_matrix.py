@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from reducer.kernels import _numpy
-from reducer.wire.codes import Collective, DType, ReduceOp
 from reducer.wire.checks import ChunkTable
+from reducer.wire.codes import Collective, DType, ReduceOp
 from tests.support import oracle
 from tests.support.counts import draws
 from tests.support.simcluster import SimCluster
