@@ -8,6 +8,7 @@ from reducer.wire.codes import DType, Flag, MessageKind
 from reducer.wire.header import Header
 from reducer_client.tables.layout import Layout, Vector
 from reducer_client.tables.outgoing import Item
+from reducer_client.tables.shared import Shared
 
 
 class FirstValues:
@@ -18,11 +19,13 @@ class FirstValues:
 
     def __init__(
         self,
+        shared: Shared,
         layout: Layout,
         worker: int,
         arrays: Sequence[Vector],
         versions: Sequence[int] | None = None,
     ) -> None:
+        self._shared = shared
         self._layout = layout
         self._worker = worker
         self._bytes = [array.data.cast("B") for array in arrays]
@@ -46,6 +49,8 @@ class FirstValues:
 
     def answered(self, item: Item, header: Header) -> None:
         self._unanswered.discard((item.header.chunk, item.header.root))
+        if not self._unanswered:
+            self._shared.changed.notify_all()
 
     def _item(self, shard: int, root: int) -> Item:
         self._unanswered.add((shard, root))

@@ -1,4 +1,4 @@
-"""The connection to one lane: a thread that connects, sends and receives.
+"""The connection to the lane of one partition: a thread that connects, sends and receives.
 
 Laws:
 
@@ -15,6 +15,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +36,7 @@ from reducer_client.registry.dial import Dialer
 from reducer_client.tables.calls import Call, call_item, refusal
 from reducer_client.tables.connection import Connection
 from reducer_client.tables.outgoing import Outgoing
+from reducer_client.tables.places import Place
 from reducer_client.tables.pulls import Pull
 from reducer_client.tables.shared import Shared, logger
 
@@ -73,25 +75,37 @@ class LinkEvents(Protocol):
 
 
 class LaneLink:
-    """``opened``: the lane's first answer to `open`; None until then. ``cause``: why there is no
-    connection at the moment, "" while there is one.
+    """The link of one partition, wherever that lives.
+
+    Args:
+        partition: its number; -1 for a link that only asks how many lanes a reducer has.
+        find_place: tells where the partition lives now; the link holds the lock.
+        dialer_to: makes the dialer to a place.
+        hello: the first call on each connection.
+
+    Attributes:
+        place: where the connection leads, or the next attempt.
+        opened: the newest answer to `open`; None until the first.
+        cause: why there is no connection at the moment; "" while there is one.
     """
 
     def __init__(
         self,
-        dialer: Dialer,
+        partition: int,
+        find_place: Callable[[], Place],
+        dialer_to: Callable[[Place], Dialer],
         hello: TableCall,
         shared: Shared,
         events: LinkEvents,
         limits: Limits,
     ) -> None:
         self.outgoing = Outgoing()
-        self.partition = -1
+        self.partition = partition
+        self.place = find_place()
         self.opened: Notice | None = None
         self.cause = "not connected yet"
-        self.where = f"the reducer at {dialer.address}, lane {dialer.lane}"
-        self.address = dialer.address
-        self._dialer = dialer
+        self._find_place = find_place
+        self._dialer_to = dialer_to
         self._hello = hello
         self._shared = shared
         self._events = events
@@ -101,11 +115,12 @@ class LaneLink:
         self._damages = 0
         self._is_closing = False
         self._is_woken = False
+        self._is_moved = False
         self._room = memoryview(bytearray())
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._far.setblocking(False)
-        name = f"tables {dialer.address}/{dialer.lane}"
+        name = f"tables {self.place.address}/{self.place.lane}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # --- for callers ----------------------------------------------------------------------------
@@ -119,6 +134,15 @@ class LaneLink:
             self._is_woken = True
             with contextlib.suppress(OSError):  # the thread has ended
                 self._near.send(b"\0")
+
+    @property
+    def where(self) -> str:
+        return f"the reducer at {self.place.address}, lane {self.place.lane}"
+
+    def moved(self) -> None:
+        """The partition has another place. The caller holds the lock."""
+        self._is_moved = True
+        self.wake()
 
     def close(self) -> None:
         """Say BYE and end. The caller holds the lock; `join` waits for the end."""
@@ -136,7 +160,7 @@ class LaneLink:
         try:
             while not self._is_closing:
                 try:
-                    self._talk(self._dialer.dial(self._seconds_to_dial()))
+                    self._talk(self._dial())
                 except (OSError, ReducerError, wire.ReductionError) as error:
                     self._lost(error)
         except ReducerError as error:
@@ -147,6 +171,12 @@ class LaneLink:
         finally:
             self._near.close()
             self._far.close()
+
+    def _dial(self) -> socket.socket:
+        with self._shared.changed:
+            self._is_moved = False
+            self.place = self._find_place()
+        return self._dialer_to(self.place).dial(self._seconds_to_dial())
 
     def _fail(self, error: ReducerError) -> None:
         with self._shared.changed:
@@ -215,6 +245,8 @@ class LaneLink:
             connection.put(hello.header, hello.payload)
             while not self._is_closing:
                 self._drain_wakes()
+                if self._is_moved:
+                    raise ConnectionError("another reducer has the partition now")
                 if not self.cause:
                     self._fill(connection)
                 if not connection.step(self._next_due(connection)):
@@ -328,8 +360,7 @@ class LaneLink:
             raise refusal(notice, self.where)
         self.outgoing.credit = notice.credit
         self._events.opened(self, notice)
-        if self.opened is None:
-            self.opened = notice
+        self.opened = notice
         self.cause = ""
         self._wait = 0.0
         self._damages = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from reducer.wire.checks import INCARNATION_BYTES
@@ -14,12 +16,14 @@ from reducer_client.errors import (
     JoinError,
     ReducerError,
     ReducerUnavailableError,
+    RoundTimeoutError,
 )
 from reducer_client.registry.dial import Dialer
 from reducer_client.tables.calls import Call
 from reducer_client.tables.lane_link import LaneLink, Limits
 from reducer_client.tables.outgoing import Item
-from reducer_client.tables.settings import Settings
+from reducer_client.tables.places import Place, Places, spread
+from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared
 from reducer_client.trust import Trust
 
@@ -47,10 +51,9 @@ class TableSide(Protocol):
 
 
 class Lanes:
-    """``partitions``: the number of lanes of all reducers."""
+    """The links of all partitions."""
 
     def __init__(self, settings: Settings, trust: Trust, shared: Shared) -> None:
-        self.partitions = 0
         self._settings = settings
         self._trust = trust
         self._shared = shared
@@ -62,29 +65,33 @@ class Lanes:
             worker=settings.worker,
             incarnation=secrets.token_bytes(INCARNATION_BYTES),
         )
-        self._all_links: list[LaneLink] = []
-        self._links: list[LaneLink] = []  # by partition, as soon as all are known
+        self._places = Places([], self._moved)
+        self._links: list[LaneLink] = []  # by partition
+        self._probes: list[LaneLink] = []
         self._tables: dict[str, TableSide] = {}
         self._last_number = 1
         self._is_closed = False
 
+    @property
+    def partitions(self) -> int:
+        """The number of lanes of all reducers."""
+        return len(self._places)
+
     def open(self) -> None:
         """Connect to all lanes. Raises ReducerErrors."""
-        firsts = [self._link(address, 0) for address in self._settings.addresses]
-        self._wait_for(firsts)
-        by_slot = []
-        for first in firsts:
-            assert first.opened is not None
-            rest = [self._link(first.address, lane) for lane in range(1, first.opened.lanes)]
-            by_slot.append([first, *rest])
-        links = [link for slot in by_slot for link in slot]
-        self._wait_for(links)
+        places = spread(self._count_lanes())
+        hello = replace(self._hello, partitions=len(places))
         with self._shared.changed:
-            for partition, link in enumerate(links):
-                link.partition = partition
-            self._links = links
-            self.partitions = len(links)
-        self._check_incarnations(links)
+            if self._is_closed:
+                raise ClosedError("this parameter server is closed", reason="closed")
+            self._places = Places(places, self._moved)
+            for partition in range(len(places)):
+                find = partial(self._places.of, partition)
+                self._links.append(self._link(partition, find, replace(hello, partition=partition)))
+        for link in self._links:
+            link.start()
+        self._wait_for(self._links)
+        self._check_incarnations()
 
     def where(self, partition: int) -> str:
         return self._links[partition].where
@@ -122,9 +129,6 @@ class Lanes:
             self.give_up(table.key)
         return table
 
-    def find(self, name: str) -> TableSide | None:
-        return self._tables.get(name)
-
     def give_up(self, table: int, pull: int = 0) -> None:
         """Nobody waits for these frames any more. The caller holds the lock."""
         for link in self._links:
@@ -134,7 +138,7 @@ class Lanes:
         """Say BYE to all lanes, and end the threads."""
         with self._shared.changed:
             self._is_closed = True
-            links = list(self._all_links)
+            links = [*self._probes, *self._links]
             for link in links:
                 link.close()
         until = time.monotonic() + _JOIN_SECONDS
@@ -145,23 +149,30 @@ class Lanes:
 
     def opened(self, link: LaneLink, notice: Notice) -> None:
         before = link.opened
-        if before is not None and notice.lanes != before.lanes:
-            raise JoinError(
-                f"{link.where}: the reducer has started again with {notice.lanes} lanes, it had "
-                f"{before.lanes}; tables are spread over a fixed number of lanes"
-            )
-        is_another = before is not None and notice.incarnation != before.incarnation
-        if is_another:
+        link.outgoing.reopened()
+        if before is None or link.partition < 0:
+            return
+        if self._has_lost_tables(link, before, notice):
             for table in list(self._tables.values()):
                 table.lost_by(link.partition, link.where)
-            link.opened = notice
-        link.outgoing.reopened()
-        if link.partition < 0:
-            return
         for table in list(self._tables.values()):
             at_once, behind = table.reopened(link.partition)
             link.outgoing.put(at_once, urgent=True)
             link.outgoing.put(behind)
+
+    def _has_lost_tables(self, link: LaneLink, before: Notice, now: Notice) -> bool:
+        """Whether another start of the lane has answered. Raises JoinError for other lanes."""
+        if link.place.term:
+            return link.place.incarnation != now.incarnation
+        if now.lanes != before.lanes:
+            raise JoinError(
+                f"{link.where}: the reducer has started again with {now.lanes} lanes, it had "
+                f"{before.lanes}; tables are spread over a fixed number of lanes"
+            )
+        return now.incarnation != before.incarnation
+
+    def _moved(self, partition: int) -> None:
+        self._links[partition].moved()
 
     def news(self, link: LaneLink, notice: Notice) -> None:
         table = self._tables.get(notice.name)
@@ -184,16 +195,28 @@ class Lanes:
 
     # --- connecting -----------------------------------------------------------------------------
 
-    def _link(self, address: str, lane: int) -> LaneLink:
-        settings, trust = self._settings, self._trust
-        dialer = Dialer(address, settings.job, trust.key, trust.tls, lane)
-        link = LaneLink(dialer, self._hello, self._shared, self, self._limits)
+    def _link(self, partition: int, find: Callable[[], Place], hello: TableCall) -> LaneLink:
+        return LaneLink(partition, find, self._dialer_to, hello, self._shared, self, self._limits)
+
+    def _dialer_to(self, place: Place) -> Dialer:
+        trust = self._trust
+        return Dialer(place.address, self._settings.job, trust.key, trust.tls, place.lane)
+
+    def _count_lanes(self) -> list[tuple[str, int]]:
+        """The addresses of the reducers, and how many lanes each has."""
+        addresses = self._settings.addresses
+        as_reader = replace(self._hello, worker=READER)
         with self._shared.changed:
-            if self._is_closed:
-                raise ClosedError("this parameter server is closed", reason="closed")
-            self._all_links.append(link)
-        link.start()
-        return link
+            for address in addresses:
+                self._probes.append(self._link(-1, partial(Place, address, 0), as_reader))
+        for probe in self._probes:
+            probe.start()
+        self._wait_for(self._probes)
+        counts = [0 if probe.opened is None else probe.opened.lanes for probe in self._probes]
+        with self._shared.changed:
+            for probe in self._probes:
+                probe.close()
+        return list(zip(addresses, counts, strict=True))
 
     def _wait_for(self, links: list[LaneLink]) -> None:
         def describe(seconds: float) -> str:
@@ -207,13 +230,13 @@ class Lanes:
                 self._shared.wait_until(
                     lambda: all(link.opened is not None for link in links), limit, describe
                 )
-            except TimeoutError as error:
+            except RoundTimeoutError as error:
                 raise ReducerUnavailableError(str(error)) from None
 
-    def _check_incarnations(self, links: list[LaneLink]) -> None:
+    def _check_incarnations(self) -> None:
         """Raises JoinError if two addresses lead to the same lane."""
         seen: dict[bytes, LaneLink] = {}
-        for link in links:
+        for link in self._links:
             assert link.opened is not None
             other = seen.setdefault(link.opened.incarnation, link)
             if other is not link:

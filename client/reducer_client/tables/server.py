@@ -28,6 +28,7 @@ from reducer_client.trust import Trust, resolve_trust
 
 _CLOSE_SECONDS = 5.0  # for the receipts of pushes on their way
 _LOOK_AGAIN = 0.1  # seconds until `attach` looks for a table again
+_LIST_SECONDS = 1.0  # for the answers to one look, at least
 
 
 class ParameterServer:
@@ -110,7 +111,7 @@ class ParameterServer:
             layout.copy_in(arrays, flat)
         digest = b"" if flat is None else digest_of(flat)
         description = Description(layout, optimizer, wire, digest)
-        first = None if flat is None else FirstValues(layout, self._number, [flat])
+        first = None if flat is None else FirstValues(self._shared, layout, self._number, [flat])
         return self._register(description, first, as_seconds(timeout))
 
     def attach(self, name: str, timeout: Timeout | None = None) -> Table:
@@ -128,7 +129,7 @@ class ParameterServer:
         deadline = time.monotonic() + (self._shared.timeout if limit is None else limit)
         while True:
             left = max(0.0, deadline - time.monotonic())
-            by_name = self._list(left)
+            by_name = self._list(max(left, _LIST_SECONDS))
             if name in by_name:
                 _, description = describe(by_name[name])
                 if _is_complete(description, by_name[name]):

@@ -91,9 +91,15 @@ class StepPushes:
     def pulled(self, version: int) -> None:
         self._obey(self._steps.pulled(version))
 
-    def reopened(self, partition: int) -> list[Item]:
-        """The calls that a lane may have missed."""
-        return [self._call(order) for order in self._steps.reopened(partition)]
+    def saw(self, version: int) -> None:
+        self._obey(self._steps.saw(version))
+
+    def reopened(self, partition: int) -> tuple[list[Item], list[Item]]:
+        """The calls that a lane may have missed: to be sent at once, and behind all pushes."""
+        orders = self._steps.reopened(partition)
+        entering = [order for order in orders if isinstance(order, Say) and order.call == "enter"]
+        at_once = [order for order in orders if order not in entering]
+        return [self._call(order) for order in at_once], [self._call(order) for order in entering]
 
     def fail(self, error: ReducerError) -> None:
         """All pushes on their way end with this error. Their memory is not used again."""
@@ -114,7 +120,9 @@ class StepPushes:
     def _obey(self, orders: Iterable[Order]) -> None:
         for order in orders:
             if isinstance(order, Say):
-                self._table.lanes.put(order.partition, [self._call(order)], urgent=True)
+                # A change of the learning rate before `enter` must stay before it.
+                is_urgent = order.call != "enter"
+                self._table.lanes.put(order.partition, [self._call(order)], urgent=is_urgent)
             elif isinstance(order, SendGradient):
                 self._send(order.step)
             else:

@@ -69,9 +69,10 @@ class Steps:
         partitions: those that have shards of the table.
         owner: the partition that owns the steps.
         needs_all: whether each set is all workers, so that a gradient can be sent at once.
-        version: the version of the table.
+        version: the version of the values that this worker has.
 
-    ``last``: the step that was entered last. A pull of its version or a later one shows its end.
+    ``version``: the newest that the table is known to have. ``last``: the step that was entered
+    last. A pull of its version or a later one shows its end.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Steps:
     ) -> None:
         self.version = version
         self.last = version
+        self._base = version  # the newest version that this worker has pulled
         self.was_sent = False  # the gradient that was entered
         self._worker = worker
         self._partitions = frozenset(partitions)
@@ -100,11 +102,16 @@ class Steps:
     # --- events ---------------------------------------------------------------------------------
 
     def enter(self, weight: int = 1) -> list[Order]:
-        """A gradient is ready: enter the step behind the version that this worker knows."""
+        """A gradient is ready: enter the step behind the version from which it was computed.
+
+        That is the newest that was pulled, or the end of the step before.
+        """
         assert not self._entered
-        self.last = self._entered = max(self.version, self.last) + 1
+        self.last = self._entered = max(self._base, self.last) + 1
         self._weight = weight
         self.was_sent = False
+        if self.last <= self.version:
+            return [self._decide(False)]
         return [self._enter(), *self._send_if_chosen()]
 
     def take_set(self, choice: Choice) -> list[Order]:
@@ -145,6 +152,11 @@ class Steps:
         return [self._decide(is_in)] if step == self._entered and self.was_sent else []
 
     def pulled(self, version: int) -> list[Order]:
+        """This worker has the values of this version of the whole table."""
+        self._base = max(self._base, version)
+        return self.saw(version)
+
+    def saw(self, version: int) -> list[Order]:
         """The whole table has at least this version."""
         self.version = max(self.version, version)
         return self._decide_unsent()

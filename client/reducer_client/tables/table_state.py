@@ -102,7 +102,8 @@ class TableState:
         call = Call(self.context.lanes.next_number(), self.description.call(partition), then)
         at_once = [call.item(self.key)]
         if self.steps is not None:
-            at_once += self.steps.reopened(partition)
+            more, behind = self.steps.reopened(partition)
+            return at_once + more, behind
         return at_once, [self._clock_item()] if self.clock else []
 
     def lost_by(self, partition: int, where: str) -> None:
@@ -161,7 +162,7 @@ class TableState:
         if notice.missing and self._first is not None:
             self.context.lanes.put(partition, self._first.items(partition))
         if self.steps is not None:
-            self.steps.pulled(notice.version)
+            self.steps.saw(notice.version)
         shards = self.description.layout.by_partition[partition]
         self.context.note_versions(shards, notice.version)
         if notice.clock > self.clock:  # this worker is seated there at once, and so everywhere

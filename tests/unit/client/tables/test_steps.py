@@ -93,6 +93,16 @@ def test_a_commit_of_a_later_step_decides_what_was_not_sent() -> None:
     one = steps()
     one.enter()
     assert one.take_commit(4, 0, (0, 2))[-1] == Decided(1, is_in=False)
+
+
+def test_a_gradient_from_an_old_version_is_late_at_once() -> None:
+    one = steps()
+    one.take_commit(4, 0, (1, 2))
+    assert one.enter() == [Decided(1, is_in=False)]
+    assert one.enter() == [Decided(2, is_in=False)]
+    one.saw(4)
+    assert one.enter() == [Decided(3, is_in=False)]
+    one.pulled(4)
     assert one.enter()[0] == Say(OWNER, "enter", 5)
 
 
@@ -199,9 +209,11 @@ class Cluster:
         if steps.last:  # pull
             if min(lane.committed for lane in self.lanes) < steps.last:
                 return
-            self.obey(number, steps.pulled(min(lane.committed for lane in self.lanes)))
-        if max(steps.version, steps.last) < self.until:
-            self.obey(number, steps.enter())
+            version = min(lane.committed for lane in self.lanes)
+            self.obey(number, steps.pulled(version))
+            if version >= self.until:
+                return
+        self.obey(number, steps.enter())
 
     def obey(self, number: int, orders: list[Order]) -> None:
         worker = self.workers[number]
