@@ -23,7 +23,6 @@ from reducer_client.errors import (
     MismatchError,
     NumericError,
     QuotaExceededError,
-    ReducerUnavailableError,
     RoundTimeoutError,
     StateLostError,
 )
@@ -363,6 +362,18 @@ def test_an_address_that_comes_twice_is_refused(addresses: list[str], connect: C
         connect(addresses=[addresses[0], addresses[0].replace("127.0.0.1", "localhost")])
 
 
+def test_arrays_of_wrong_shapes_are_refused_before_anything_is_sent(connect: Connect) -> None:
+    table = connect().table("net", zeros(), optimizer=LEDGER)
+    gradient: Arrays = {**integers(1), "b": np.zeros(2, np.float32)}
+    with pytest.raises(ValueError, match=r"'b': expected shape \(\), got \(2,\)"):
+        table.push(gradient)
+    read_only = zeros()
+    read_only["w"].flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        table.pull(out=read_only)
+    assert table.version == 0
+
+
 # --- ends ----------------------------------------------------------------------------------------
 
 
@@ -459,56 +470,3 @@ def test_tables_over_tls(certs: Files, job: str) -> None:
             table = ps.table("net", big, optimizer=LEDGER)
             table.push({"w": np.ones((1_000_003,), np.float32)}).wait()
             assert np.all(table.pull()["w"] == -1)
-
-
-# --- faults --------------------------------------------------------------------------------------
-
-
-def test_a_reducer_that_starts_again_has_lost_its_tables(job: str) -> None:
-    with Reducers(2) as started:
-        options: dict[str, Any] = {"job": job, "worker": 0, "timeout": 20.0}
-        with reducer_client.parameter_server(started.addresses, **options) as ps:
-            table = ps.table("net", zeros(), optimizer=LEDGER)
-            table.push(integers(1)).wait()
-            started.kill(0)
-            push = table.push(integers(2))
-            started.start(0)
-            with pytest.raises(StateLostError, match=r"'net' is lost: .*version 1.*drop\('net'\)"):
-                push.wait(2.0)
-            with pytest.raises(StateLostError):
-                table.pull()
-            ps.drop("net")
-            again = ps.table("net", integers(3), optimizer=LEDGER)
-            assert np.array_equal(values(again), flat(integers(3)))
-
-
-def test_a_reducer_that_does_not_come_back_ends_the_parameter_server(job: str) -> None:
-    with (
-        Reducers(2) as started,
-        reducer_client.parameter_server(
-            started.addresses, job=job, worker=0, reducer_wait=1.0
-        ) as ps,
-    ):
-        table = ps.table("net", zeros(), optimizer=LEDGER)
-        started.kill(1)
-        with pytest.raises(ReducerUnavailableError, match="cannot be reached for 1 s"):
-            table.push(integers(1)).wait(10.0)
-        with pytest.raises(ReducerUnavailableError):
-            ps.tables()
-
-
-def test_reducers_that_are_not_there_are_named(job: str) -> None:
-    with pytest.raises(ReducerUnavailableError, match=r"127\.0\.0\.1:1, lane 0.*refused"):
-        reducer_client.parameter_server(["127.0.0.1:1"], job=job, worker=0, connect_timeout=0.3)
-
-
-def test_arrays_of_wrong_shapes_are_refused_before_anything_is_sent(connect: Connect) -> None:
-    table = connect().table("net", zeros(), optimizer=LEDGER)
-    gradient: Arrays = {**integers(1), "b": np.zeros(2, np.float32)}
-    with pytest.raises(ValueError, match=r"'b': expected shape \(\), got \(2,\)"):
-        table.push(gradient)
-    read_only = zeros()
-    read_only["w"].flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        table.pull(out=read_only)
-    assert table.version == 0

@@ -65,16 +65,14 @@ class Connection:
         Raises OSError, and the errors of the decoder and of ``take``.
         """
         self._write()
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        self._selector.modify(self._sock, events)
-        self._selector.select(0.0 if self._has_more else seconds)
-        return self._read()
+        return self._wait_and_read(seconds)
 
     def flush(self, seconds: float) -> None:
         """Send what was put in, for at most this time; what comes is still taken."""
         until = time.monotonic() + seconds
+        self._write()
         while self._out and (left := until - time.monotonic()) > 0:
-            if not self.step(left):
+            if not self._wait_and_read(left):
                 return
             self._write()
 
@@ -82,6 +80,12 @@ class Connection:
         self._selector.close()
         self._decoder.end()
         self._sock.close()
+
+    def _wait_and_read(self, seconds: float) -> bool:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        self._selector.modify(self._sock, events)
+        self._selector.select(0.0 if self._has_more else seconds)
+        return self._read()
 
     def _add(self, data: memoryview) -> None:
         self._out.append(data)
