@@ -26,6 +26,7 @@ from reducer.wire.decoder import SKIP, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 from reducer.wire.table_messages import Notice, TableCall
 from reducer_client.errors import (
+    AuthenticationError,
     IntegrityError,
     ProtocolError,
     ReducerError,
@@ -44,7 +45,10 @@ FIRST_WAIT = 0.05  # before the next attempt to connect; doubled each time
 LONGEST_WAIT = 0.5
 HEARTBEAT = 1.0
 CLOSE_SECONDS = 1.0  # for BYE
-MOST_DAMAGES = 10  # connections in a row that end because of damaged bytes
+# Connections in a row that end by damaged bytes, or what looks like them, each within LONG_LIVED
+# seconds and without any progress.
+MOST_DAMAGES = 10
+LONG_LIVED = 10.0
 _OPEN_NUMBER = 1  # of the call `open` on each connection; other calls have higher ones
 # The checksum of a frame is computed just before the frame is sent, so that its bytes are still in
 # the cache. So the next frame is taken when no more than this is unsent.
@@ -113,6 +117,7 @@ class LaneLink:
         self._down_since = time.monotonic()
         self._wait = 0.0  # before the next attempt to connect
         self._damages = 0
+        self._opened_at = 0.0
         self._is_closing = False
         self._is_woken = False
         self._is_moved = False
@@ -213,19 +218,20 @@ class LaneLink:
         self._sleep(min(self._wait * random.uniform(0.5, 1.0), max(0.0, self._left())))
 
     def _check_passing(self, error: Exception) -> None:
-        """Raises the error unless it may pass, as a lost connection may."""
+        """Raises the error unless it may pass, as a lost connection may.
+
+        Damaged bytes look like a breach of the protocol to the side that reads them.
+        """
         if isinstance(error, OSError):
             return
-        if isinstance(error, ReducerError):
+        if isinstance(error, wire.ReductionError):
+            kind = ProtocolError if self.opened is None else IntegrityError
+            error = kind(f"{self.where}: {error}")
+        lived = time.monotonic() - self._opened_at
+        self._damages = 1 if lived > LONG_LIVED else self._damages + 1
+        may_pass = isinstance(error, ProtocolError | IntegrityError | AuthenticationError)
+        if self.opened is None or not may_pass or self._damages >= MOST_DAMAGES:
             raise error
-        self._damages += 1
-        if self.opened is None:
-            raise ProtocolError(f"{self.where}: {error}") from None
-        if self._damages >= MOST_DAMAGES:
-            raise IntegrityError(
-                f"{self.where}: the bytes of {self._damages} connections in a row were damaged: "
-                f"{error}"
-            ) from None
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -308,6 +314,7 @@ class LaneLink:
         header, payload = frame.header, frame.payload
         kind = header.kind
         if kind == MessageKind.RECEIPT:
+            self._damages = 0
             with self._shared.changed:
                 item = self.outgoing.receipted(header)
                 if item is not None and item.waiter is not None:
@@ -322,6 +329,7 @@ class LaneLink:
             raise wire.BadFrameError(f"{MessageKind(kind).name} on a connection for tables")
 
     def _take_value(self, header: Header, payload: memoryview | None) -> None:
+        self._damages = 0
         key = _pull_key(header)
         with self._shared.changed:
             item = self.outgoing.find(key)
@@ -363,7 +371,7 @@ class LaneLink:
         self.opened = notice
         self.cause = ""
         self._wait = 0.0
-        self._damages = 0
+        self._opened_at = time.monotonic()
 
     def _told(self, error: messages.Error) -> Exception:
         if error.code in _PASSING:
