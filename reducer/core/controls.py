@@ -17,11 +17,12 @@ from reducer.core.rounds.texts import ranks_text
 from reducer.core.runs.run import Run
 from reducer.core.surface.events import ControlReceived, Log, Output
 from reducer.core.tables.desk import TableDesk
+from reducer.core.tables.links import Links
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError, UnavailableError
 from reducer.wire.losses import parse_losses
-from reducer.wire.table_messages import TableCall
+from reducer.wire.table_messages import Notice, TableCall
 
 # An ERROR with one of these codes names a rank, and every rank raises the same error.
 _NAMES_A_RANK: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
@@ -45,10 +46,12 @@ class Controls:
         joining: Joining,
         desk: Desk,
         tables: TableDesk,
+        links: Links,
     ) -> None:
         self._roster = roster
         self._desk = desk
         self._tables = tables
+        self._links = links
         self._asking = Asking(roster)
         self._endings = endings
         self._refusals = refusals
@@ -90,6 +93,9 @@ class Controls:
         self, peer: Session, event: ControlReceived, now: float, out: list[Output]
     ) -> None:
         kind = event.header.kind
+        if peer.state == SessionState.LINKED:
+            self._linked(peer, event, now, out)
+            return
         if self._tables.has(peer.id) and kind in _OF_TABLES:
             self._of_tables(peer, event, now, out)
             return
@@ -125,16 +131,35 @@ class Controls:
     def _table(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         call = messages.decode(TableCall, event.payload or b"")
         if self._tables.has(peer.id):
-            self._tables.call(peer.id, event.header.key, call, out)
+            self._tables.call(peer.id, event.header.key, call, now, out)
             return
-        if peer.state != SessionState.NEW or call.call != "open":
+        if peer.state != SessionState.NEW or call.call not in ("open", "follow"):
             raise ProtocolError(f"{peer} called {call.call} of tables in state {peer.state.name}")
         if self._roster.draining:
             raise UnavailableError(f"this reducer takes no new work: {self._roster.draining}")
         out += self._asking.admit(peer, call.job, "tables")
         if not self._is_closed(peer):
             peer.silence = call.silence_ms / 1000 or self._roster.settings.silence
-            self._tables.open(peer.id, event.header.key, call, now, out)
+            if call.call == "open":
+                self._tables.open(peer.id, event.header.key, call, now, out)
+            else:
+                self._tables.follow(peer.id, event.header.key, call, now, out)
+
+    def _linked(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        """A frame of the backup that this lane has connected to."""
+        link, kind = self._links.of(peer.id), event.header.kind
+        if link is None:
+            out += self._refusals.close(peer, "nobody needs this link", now)
+        elif kind == MessageKind.LOGGED:
+            link.logged(event.header.round, now, out)
+        elif kind == MessageKind.NOTICE:
+            link.notice(messages.decode(Notice, event.payload or b""), now, out)
+        elif kind == MessageKind.HEARTBEAT:
+            link.heard(now)
+        elif kind == MessageKind.ERROR:
+            link.error(messages.decode(messages.Error, event.payload or b""), now, out)
+        else:
+            raise ProtocolError(f"{peer} sent {MessageKind(kind).name} on a link between lanes")
 
     def _is_closed(self, peer: Session) -> bool:
         return peer.state == SessionState.CLOSED

@@ -28,12 +28,15 @@ from reducer.core.tables.context import Context
 from reducer.core.tables.desk import TableDesk
 from reducer.core.ticks import Beats, Ticks
 from reducer.registry.limits import MAX_LEASES_BYTES
-from reducer.wire.codes import MAX_EARLY_BYTES, PUSH, MessageKind
+from reducer.wire.codes import LOG, MAX_EARLY_BYTES, PUSH, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
 from reducer.wire.header import Header
 
 # The most unread bytes of a client of the registry: the largest record in several frames.
 ASKED_ROOM: Final = MAX_LEASES_BYTES + 4 * LEAST_FRAMES
+
+
+_OF_TABLES: Final = (PUSH, LOG)  # kinds of chunks
 
 
 class Lane:
@@ -49,7 +52,8 @@ class Lane:
         context = Context(settings, roster.budget)
         self._tables = tables = TableDesk(context)
         self._works = context.works
-        controls = Controls(roster, endings, refusals, joining, desk, tables)
+        self._links = context.links
+        controls = Controls(roster, endings, refusals, joining, desk, tables, context.links)
         self._ticks = Ticks(roster, endings, refusals, beats)
         self._end = LaneEnd(roster, endings, refusals)
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
@@ -57,6 +61,8 @@ class Lane:
             events.Reduced: self._reduced,
             events.Failed: self._refusals.failed,
             events.Stored: self._desk.stored,
+            events.Dialed: self._dialed,
+            events.DialFailed: self._dial_failed,
             events.Inspected: self._works.done,
             events.Filled: self._works.done,
             events.Applied: self._works.done,
@@ -92,16 +98,17 @@ class Lane:
         the ProtocolError family.
         """
         peer = self._roster.sessions[session]
-        if header.kind == PUSH:
+        if header.kind in _OF_TABLES:
             return self._admit_push(peer, header, unread)
         return _ready_run(peer).contributions.admit(peer.rank, header, unread)
 
     def _admit_push(self, peer: Session, header: Header, unread: int) -> Admission | None:
         if not self._tables.has(peer.id):
-            raise ProtocolError(f"{peer} sent a PUSH and has not opened tables")
+            what = MessageKind(header.kind).name
+            raise ProtocolError(f"{peer} sent {what} and has not opened tables")
         if unread > self._tables.room(peer.id):
             raise UnreadError(f"{peer} keeps sending, and {unread:,} bytes wait for it")
-        return self._tables.admit(peer.id, header, unread)
+        return self._tables.admit(peer.id, header)
 
     def unread_room(self, session: int) -> tuple[int, int]:
         """Returns how many bytes may always wait for the session, and how many may wait now.
@@ -111,6 +118,9 @@ class Lane:
         peer = self._roster.sessions.get(session)
         if self._tables.has(session):
             room = self._tables.room(session)
+            return room, room
+        if peer is not None and peer.state == SessionState.LINKED:
+            room = self._roster.budget.total  # workers' credits bound the log
             return room, room
         if peer is None or peer.run is None:
             asks = peer is not None and peer.state == SessionState.ASKING
@@ -208,7 +218,7 @@ class Lane:
         peer = self._roster.sessions[event.session]
         peer.heard_at = now
         out: list[Output] = []
-        if event.header.kind == PUSH:
+        if event.header.kind in _OF_TABLES:
             self._take_push(peer, event, now, out)
             return out
         try:
@@ -277,9 +287,31 @@ class Lane:
 
     def _disconnected(self, event: events.Disconnected, now: float) -> list[Output]:
         self._desk.forget(event.session)
-        return self._tables.forget(event.session, now) + self._refusals.disconnected(
-            event.session, event.reason, now
-        )
+        link = self._links.ended(event.session)
+        out: list[Output] = []
+        if link is not None:
+            link.disconnected(event.reason, now, out)
+        out += self._tables.forget(event.session, now)
+        return out + self._refusals.disconnected(event.session, event.reason, now)
+
+    def _dialed(self, event: events.Dialed, now: float) -> list[Output]:
+        """The lane has connected to another lane."""
+        peer = self._roster.sessions[event.session] = Session(event.session, now)
+        peer.link = event.link
+        peer.move(SessionState.LINKED)
+        out: list[Output] = []
+        link = self._links.dialed(event.link, event.session)
+        if link is None:
+            return self._refusals.close(peer, "nobody needs this link any more", now)
+        link.dialed(event.session, now, out)
+        return out
+
+    def _dial_failed(self, event: events.DialFailed, now: float) -> list[Output]:
+        out: list[Output] = []
+        link = self._links.failed(event.link)
+        if link is not None:
+            link.failed(event.reason, now, out)
+        return out
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         return self._refusals.broken(event.session, event.error, now)

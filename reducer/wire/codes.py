@@ -40,6 +40,7 @@ MAX_SHARD: Final = MAX_CHUNK_BYTES // 4  # elements, each of 4 bytes
 SHARD_ALIGNMENT: Final = 16  # elements: 64 bytes
 MAX_PARTITIONS: Final = 65_536
 MAX_TABLE_ELEMENTS: Final = 1 << 40
+SCALARS_BYTES: Final = 24  # behind a gradient: six float32
 MAX_WEIGHT: Final = 1 << 20  # of one contribution to a step
 
 
@@ -71,6 +72,8 @@ class MessageKind(IntEnum):
     PULL = 30
     VALUE = 31
     RECEIPT = 32
+    LOG = 33
+    LOGGED = 34
 
 
 class DType(IntEnum):
@@ -141,7 +144,8 @@ RESULT: Final = int(MessageKind.RESULT)
 HEARTBEAT: Final = int(MessageKind.HEARTBEAT)
 PUSH: Final = int(MessageKind.PUSH)
 VALUE: Final = int(MessageKind.VALUE)
-CHUNK_KINDS: Final = (CONTRIBUTION, RESULT, PUSH, VALUE)  # their payloads are read in place
+LOG: Final = int(MessageKind.LOG)
+CHUNK_KINDS: Final = (CONTRIBUTION, RESULT, PUSH, VALUE, LOG)  # their payloads are read in place
 COPY: Final = int(ReduceOp.COPY)
 ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
 BROADCAST: Final = int(Collective.BROADCAST)
@@ -180,6 +184,16 @@ class ErrorCode(IntEnum):
     STATE_LOST = 14
     STALE_BASE = 15
     EVICTED = 16
+
+
+class Entry(IntEnum):
+    """What a LOG frame is about (PROTOCOL.md, section 18)."""
+
+    CALL = 1  # a map: a call that changes the tables
+    VALUES = 2  # an array of a shard
+    UPDATE = 3  # a gradient, with the scalars of its step behind it
+    OUTCOME = 4  # of a push that changed nothing, or of an earlier one
+    MEAN = 5  # of a step's set
 
 
 class Outcome(IntEnum):

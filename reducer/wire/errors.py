@@ -100,6 +100,12 @@ class StateLostError(ProtocolError):
     code = ErrorCode.STATE_LOST
 
 
+class EvictedError(ProtocolError):
+    """The sender, or the lane that it asks, was replaced: another one is in its place."""
+
+    code = ErrorCode.EVICTED
+
+
 class StaleBaseError(ProtocolError):
     """A push was computed from a version that the shard has not reached: a restore came between."""
 

@@ -12,10 +12,12 @@ from typing import Final, NamedTuple
 
 from reducer.wire.codes import (
     CHUNK_KINDS,
+    LOG,
     MAX_CHUNK_BYTES,
     MAX_CONTROL_BYTES,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    SCALARS_BYTES,
     MessageKind,
 )
 from reducer.wire.errors import BadFrameError, CorruptedError, ProtocolVersionError
@@ -46,6 +48,7 @@ _EMPTY_KINDS: Final = frozenset(
         MessageKind.DESCRIBE,
         MessageKind.PULL,
         MessageKind.RECEIPT,
+        MessageKind.LOGGED,
     )
 )
 
@@ -196,7 +199,7 @@ def _check_kind(kind: int, reserved: int, length: int) -> None:
     if reserved:
         raise BadFrameError("a reserved byte of a frame header is set")
     if kind in CHUNK_KINDS:
-        limit = MAX_CHUNK_BYTES
+        limit = MAX_CHUNK_BYTES + (SCALARS_BYTES if kind == LOG else 0)
     elif kind not in _KINDS:
         raise BadFrameError(f"unknown frame kind {kind}")
     elif kind in _EMPTY_KINDS:

@@ -20,17 +20,20 @@ from reducer.wire.codes import (
     MAX_TENSORS_BYTES,
     MAX_WEIGHT,
     PROTOCOL_MINOR,
+    SCALARS_BYTES,
     SHARD_ALIGNMENT,
 )
 from reducer.wire.errors import BadFrameError
 
 DIGEST_BYTES: Final = 32
+MAX_TERM: Final = (1 << 15) - 1  # the generations of a term's steps have the other 16 bits
+MAX_ADDRESS_BYTES: Final = 300  # the longest host name, and a port
 MODES: Final = ("async", "ssp", "step")
 LATE: Final = ("drop", "carry")
 CALLS: Final = (
-    "open", "table", "clock", "rate", "list", "drop", "enter", "set", "folded", "commit",
+    "open", "table", "clock", "rate", "list", "drop", "enter", "set", "folded", "commit", "follow",
 )  # fmt: skip
-NEWS: Final = ("set", "late", "folded", "commit", "evicted")
+NEWS: Final = ("set", "late", "folded", "commit", "evicted", "filled", "alone")
 
 
 def _one_of(*words: str) -> checks.Check:
@@ -77,6 +80,7 @@ _NAME: Final = checks.text(MAX_TABLE_NAME_BYTES)
 _WEIGHT: Final = checks.integer(1, MAX_WEIGHT)
 _BOUND: Final = checks.integer(-1, (1 << 31) - 1)
 _WORKERS: Final = checks.integer(0, 8_192)
+_TERM: Final = checks.integer(0, MAX_TERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,13 @@ class TableCall:
     weight: int = wire(_WEIGHT, default=1)
     members: tuple[int, ...] = wire(checks.ranks(8_192), default=())
     weights: tuple[int, ...] = wire(checks.integers(1, MAX_WEIGHT), default=())
+    term: int = wire(_TERM, default=0)
+    reducer: bytes = wire(checks.octets(checks.INCARNATION_BYTES), default=b"")
+    backup: str = wire(checks.text(MAX_ADDRESS_BYTES), default="")
+    backup_lane: int = wire(checks.integer(0, MAX_LANES - 1), default=0)
+    backup_reducer: bytes = wire(checks.octets(checks.INCARNATION_BYTES), default=b"")
+    filling: bool = wire(checks.boolean, default=False)
+    scalars: bytes = wire(checks.octets(SCALARS_BYTES), default=b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +159,5 @@ class Notice:
     generation: int = wire(_COUNT_OF_STEPS, default=0)
     members: tuple[int, ...] = wire(checks.ranks(8_192), default=())
     weights: tuple[int, ...] = wire(checks.integers(1, MAX_WEIGHT), default=())
+    term: int = wire(_TERM, default=0)
+    backup_reducer: bytes = wire(checks.octets(checks.INCARNATION_BYTES), default=b"")

@@ -88,7 +88,7 @@ class SimSession:
             self.lane.feed(events.Broken(self.number, error))
 
     def _handle(self, frame: Frame) -> None:
-        if frame.header.kind in (MessageKind.CONTRIBUTION, MessageKind.PUSH):
+        if frame.header.kind in (MessageKind.CONTRIBUTION, MessageKind.PUSH, MessageKind.LOG):
             if frame.header.kind == MessageKind.CONTRIBUTION:
                 self.lane.compare(frame.header)
             admission, buffer = self._arriving or (None, None)
@@ -150,6 +150,7 @@ class SimLane:
         self._held_bytes = 0
         self.peak = 0
         self.stores: list[events.Store] = []  # answered by the test, with Stored
+        self.dials: list[events.Dial] = []  # answered by the test, with `link` or DialFailed
         self.logs: list[str] = []
         self.about: list[dict[str, object]] = []  # the fields of `logs`
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are not sent
@@ -165,6 +166,14 @@ class SimLane:
         session = SimSession(self, self._opened)
         self.sessions[session.number] = session
         self.feed(events.Opened(session.number))
+        return session
+
+    def link(self, dial: events.Dial) -> SimSession:
+        """The connection that the lane has dialed stands."""
+        self._opened += 1
+        session = SimSession(self, self._opened)
+        self.sessions[session.number] = session
+        self.feed(events.Dialed(dial.link, session.number))
         return session
 
     def snapshot(self) -> dict[str, Any]:
@@ -273,6 +282,8 @@ class SimLane:
                 self.sessions[session].closed = reason
             case events.Store():
                 self.stores.append(output)
+            case events.Dial():
+                self.dials.append(output)
             case events.Behind(_, session):
                 self._behind[session] = None
             case events.Log():
@@ -288,6 +299,7 @@ class SimLane:
             assert not _of(output.buffer).freed, "a freed buffer was sent"
             payload = bytes(output.buffer.view[: output.length])
         assert len(payload) == output.length
+        payload += output.tail
         for number in output.sessions:
             session = self.sessions[number]
             session.welcomed |= output.frame[5] == MessageKind.WELCOME

@@ -35,7 +35,7 @@ class TableWorker:
     """One worker on one lane. `frames`: what it was sent and the test has not taken."""
 
     def __init__(
-        self, lane: SimLane, worker: int, start: int = 0, *, job: str = "job", silence_ms: int = 0
+        self, lane: SimLane, worker: int, start: int = 0, *, job: str = "job", **fields: Any
     ) -> None:
         self.lane = lane
         self.worker = worker
@@ -46,8 +46,7 @@ class TableWorker:
         self.send(
             control(
                 TableCall(
-                    "open", job=job, worker=worker, incarnation=self.incarnation,
-                    silence_ms=silence_ms,
+                    "open", job=job, worker=worker, incarnation=self.incarnation, **fields
                 ),
                 key=1,
             )
@@ -119,8 +118,8 @@ class TableWorker:
 
     def pull(self, shard: int, clock: int = 0, version: int = 0, **fields: int) -> None:
         header = Header(
-            MessageKind.PULL, rank=self.worker & NO_RANK, chunk=shard, key=self.key, round=7, count=clock,
-            done=version, **fields,
+            MessageKind.PULL, rank=self.worker & NO_RANK, chunk=shard, key=self.key, round=7,
+            count=clock, done=version, **fields,
         )  # fmt: skip
         self.send(frame(header))
 

@@ -66,11 +66,14 @@ const char* check_length(uint8_t kind, uint32_t length) {
     case kPush:
     case kValue:
       return length <= kMaxChunkBytes ? nullptr : "a chunk longer than 4 MiB";
+    case kLog:
+      return length <= kMaxChunkBytes + kScalarsBytes ? nullptr : "a chunk longer than 4 MiB";
     case kBye:
     case kGrant:
     case kDescribe:
     case kPull:
     case kReceipt:
+    case kLogged:
       return length == 0 ? nullptr : "a payload in a frame of a kind that has none";
     default:
       return "an unknown kind of frame";

@@ -24,6 +24,7 @@ constexpr uint16_t kNoRank = 0xFFFF;
 constexpr uint32_t kMaxControlBytes = 65'536;
 constexpr int kMaxControlDepth = 8;
 constexpr uint32_t kMaxControlItems = 4'096;
+constexpr uint32_t kScalarsBytes = 24;  // behind a gradient in LOG
 constexpr uint32_t kMaxChunkBytes = 4u << 20;
 constexpr uint32_t kMaxChunks = 1u << 24;
 constexpr uint32_t kMaxWorldSize = 8'192;
@@ -72,6 +73,8 @@ enum Kind : uint8_t {
   kPull = 30,
   kValue = 31,
   kReceipt = 32,
+  kLog = 33,
+  kLogged = 34,
 };
 
 enum DType : uint8_t {

@@ -17,6 +17,7 @@ _COMMANDS: Final = {
     "bench": "reducer_tools.cli.bench",
     "plan": "reducer_tools.cli.plan",
     "convert": "reducer_tools.cli.convert",
+    "table": "reducer_tools.cli.table",
     "k8s": "reducer_tools.cli.k8s",
     "demo": "reducer_tools.cli.demo",
     "nccl": "reducer_tools.cli.nccl",

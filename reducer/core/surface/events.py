@@ -126,6 +126,25 @@ class Stored(NamedTuple):
     error: str
 
 
+class Dialed(NamedTuple):
+    """The Dial `link` has succeeded: the connection stands, and the other lane has proven itself.
+
+    `session` is an ordinary session from now on: Send reaches it, its frames come as
+    ControlReceived and Contributed, and Disconnected reports its end. There is no Opened for it. In
+    mode open there is nothing to prove: a reducer of another mode answers with ERROR and closes.
+    """
+
+    link: int
+    session: int
+
+
+class DialFailed(NamedTuple):
+    """The Dial `link` has failed and left nothing. `reason` is for people and names the address."""
+
+    link: int
+    reason: str
+
+
 class Inspected(NamedTuple):
     """An Inspect was carried out; `is_within`: every value is finite and below the limit."""
 
@@ -156,10 +175,13 @@ class Copied(NamedTuple):
 
 
 class Averaged(NamedTuple):
-    """An Average was carried out: `buffer` is new; `is_finite`: the mean and all parts are."""
+    """An Average was carried out: `buffer` is new, `crc` is the CRC-32C of its bytes; `is_finite`:
+    the mean and all parts are.
+    """
 
     work: int
     buffer: Buffer
+    crc: int
     is_finite: bool
 
 
@@ -216,10 +238,10 @@ class Shutdown(NamedTuple):
 
 
 TableEffect = Inspected | Filled | Applied | Copied | Averaged | WorkFailed
-Effect = Folded | Reduced | Failed | Stored | TableEffect
+Effect = Folded | Reduced | Failed | Stored | DialFailed | TableEffect
 Event = (
-    Opened | ControlReceived | Contributed | Effect | Broken | Disconnected | CatchUp | Tick
-    | Drain | Shutdown
+    Opened | ControlReceived | Contributed | Effect | Dialed | Broken | Disconnected | CatchUp
+    | Tick | Drain | Shutdown
 )  # fmt: skip
 
 
@@ -229,18 +251,25 @@ Event = (
 
 
 class Send:
-    """Write `frame`, then the first `length` bytes of `buffer`, to each session."""
+    """Write `frame`, then the first `length` bytes of `buffer`, then `tail`, to each session."""
 
-    __slots__ = ("buffer", "frame", "length", "run", "sessions")
+    __slots__ = ("buffer", "frame", "length", "run", "sessions", "tail")
 
     def __init__(
-        self, run: int, sessions: Sequence[int], frame: bytes, buffer: Buffer | None, length: int
+        self,
+        run: int,
+        sessions: Sequence[int],
+        frame: bytes,
+        buffer: Buffer | None,
+        length: int,
+        tail: bytes = b"",
     ) -> None:
         self.run = run
         self.sessions = sessions
         self.frame = frame
         self.buffer = buffer
         self.length = length
+        self.tail = tail
 
 
 class Sum:
@@ -341,7 +370,10 @@ class Fill(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Take a step of an optimizer, in place; answered with Applied."""
+    """Take a step of an optimizer, in place; answered with Applied.
+
+    Without `scalars`, they are the float32 behind the gradient, as many as the rule has.
+    """
 
     work: int
     rule: int
@@ -395,6 +427,25 @@ class Store(NamedTuple):
     documents: Sequence[tuple[Key, Document]]
 
 
+class Dial:
+    """Connect to a lane of another reducer, for the job; answered once, later, with Dialed or
+    DialFailed.
+
+    `link` is the core's own number for the attempt, from 1 on, and not used twice. `address` is as
+    users write it; the connection uses TCP. Attempts continue during a drain. A lane that shuts
+    down answers them all before Shutdown, and then no more.
+    """
+
+    __slots__ = ("address", "job", "lane", "link", "run")
+
+    def __init__(self, run: int = 0, *, link: int, address: str, lane: int, job: str) -> None:
+        self.run = run
+        self.link = link
+        self.address = address
+        self.lane = lane
+        self.job = job
+
+
 class Wait(NamedTuple):
     """Half of the ranks had sent a chunk at `since`; `rank` was the last to send it, at `until`."""
 
@@ -446,4 +497,4 @@ class Log:
 
 
 TableOutput = Inspect | Fill | Apply | Copy | Average
-Output = Send | Fold | Finish | Free | Close | Behind | Store | Traced | Log | TableOutput
+Output = Send | Fold | Finish | Free | Close | Behind | Store | Dial | Traced | Log | TableOutput

@@ -38,6 +38,14 @@ class Clocks:
         self._top = max(self._top, clock)
         return self._update()
 
+    def restore(self, worker: int, clock: int) -> None:
+        """Another lane has had the worker at this clock."""
+        if worker not in self._of:
+            self._awaited -= 1
+        self._of[worker] = max(clock, self._of.get(worker, 0))
+        self._top = max(self._top, clock)
+        self._update()
+
     def leave(self, worker: int) -> bool:
         """Returns whether the minimum has risen."""
         if self._of.pop(worker, None) is None:

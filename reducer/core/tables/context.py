@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reducer.core.limits.budget import Budget
 from reducer.core.surface.settings import LaneSettings
+from reducer.core.tables.links import Links
 from reducer.core.tables.works import Works
 
 
@@ -13,3 +14,4 @@ class Context:
         self.crc = settings.crc32c
         self.budget = budget
         self.works = Works()
+        self.links = Links()

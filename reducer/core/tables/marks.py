@@ -48,6 +48,14 @@ class Mark:
         """The outcome; None if it is not decided, or if the worker has confirmed it."""
         return self._answers.get(seq)
 
+    def rows(self) -> list[tuple[int, Answer]]:
+        """The outcomes that the worker has not confirmed, by seq."""
+        return sorted(self._answers.items())
+
+    def restore(self, last: int) -> None:
+        """Another lane has seen the updates up to `last`."""
+        self.last = max(self.last, last)
+
     def confirm(self, seq: int) -> None:
         """The worker has the receipts up to `seq`."""
         while self._confirmed < min(seq, self.last):

@@ -46,11 +46,22 @@ class StepOwner:
         self._seen: set[int] = set()
         self._entered: dict[int, int] = {}  # weights by worker, in the order of arrival
         self._streaks: dict[int, int] = {}
+        self._base = 0
         self._generation = 0
 
     def begin_at(self, step: int) -> None:
         """The table was restored: its first step is this one."""
-        self.step = step
+        self.step = max(self.step, step)
+
+    def begin_term(self, term: int) -> None:
+        """Sets of this term have generations above those of every earlier term."""
+        self._base = term << 16
+        self._generation = max(self._generation, self._base)
+
+    def restore(self, committed: StepSet) -> None:
+        """Another lane has committed this set."""
+        self.last, self.step = committed, committed.step + 1
+        self._awaited = 0
 
     def join(self, worker: int) -> None:
         self._members.add(worker)
@@ -106,7 +117,7 @@ class StepOwner:
             counts[worker] = counts.get(worker, 0) + 1
         self.last, self.set = chosen, None
         self.step += 1
-        self._generation = 0
+        self._generation = self._base
         self._entered.clear()
         return True
 

@@ -26,10 +26,13 @@ class WaitingPull:
 
 
 class Shard:
-    """`slots` are complete if `parameters` are there. `marks` by worker, of its present start."""
+    """`marks` by worker, of its present start. `logged`: the version with the updates that are in
+    the log and not applied yet.
+    """
 
     __slots__ = (
-        "count", "has_slots", "marks", "number", "parameters", "pulls", "size", "slots", "version",
+        "count", "has_slots", "logged", "marks", "number", "parameters", "pulls", "size", "slots",
+        "version",
     )  # fmt: skip
 
     def __init__(self, number: int, count: int, size: int, slots: int) -> None:
@@ -37,6 +40,7 @@ class Shard:
         self.count = count
         self.size = size
         self.version = 0
+        self.logged = 0
         self.parameters: Buffer | None = None
         self.slots: list[Buffer | None] = [None] * slots
         self.has_slots = False

@@ -11,6 +11,7 @@ Laws:
 from __future__ import annotations
 
 import logging
+import struct
 
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.control_frames import control_frame
@@ -29,6 +30,7 @@ from reducer.core.surface.events import (
     TableEffect,
 )
 from reducer.core.tables import frames
+from reducer.core.tables.chain import Chain, Durable
 from reducer.core.tables.context import Context
 from reducer.core.tables.owner import StepSet
 from reducer.core.tables.reads import Reads
@@ -39,7 +41,7 @@ from reducer.core.tables.updates import LIMIT
 from reducer.core.tables.workers import Seat
 from reducer.core.tables.works import Sequel
 from reducer.wire import messages
-from reducer.wire.codes import ErrorCode, Outcome
+from reducer.wire.codes import Entry, ErrorCode, Outcome
 from reducer.wire.errors import ProtocolError, StaleBaseError
 from reducer.wire.header import Header
 from reducer.wire.table_messages import Notice, TableCall
@@ -47,14 +49,16 @@ from reducer.wire.table_messages import Notice, TableCall
 _APPLIED = int(Outcome.APPLIED)
 _DROPPED = int(Outcome.DROPPED)
 _HELD = int(Outcome.HELD)
+NO_WORKER = -1
 
 
 class Stepping:
     """Takes contributions to steps, and the calls `enter`, `set`, `folded` and `commit`."""
 
-    def __init__(self, context: Context, reads: Reads) -> None:
+    def __init__(self, context: Context, reads: Reads, chain: Chain) -> None:
         self._context = context
         self._reads = reads
+        self._chain = chain
 
     # --- contributions --------------------------------------------------------------------------
 
@@ -124,7 +128,9 @@ class Stepping:
 
     # --- sets -----------------------------------------------------------------------------------
 
-    def enter(self, table: Table, seat: Seat, call: TableCall, out: list[Output]) -> None:
+    def enter(
+        self, table: Table, seat: Seat, call: TableCall, now: float, out: list[Output]
+    ) -> None:
         """A worker has its gradient; only the owner is told. Raises ProtocolError."""
         owner = table.owner
         if owner is None:
@@ -133,9 +139,9 @@ class Stepping:
         if decided is None:
             self._say(table, "late", call.step, 0, (seat.session,), out)
         elif decided:
-            self.announce(table, out)
+            self.announce(table, now, out)
 
-    def announce(self, table: Table, out: list[Output]) -> None:
+    def announce(self, table: Table, now: float, out: list[Output]) -> None:
         """Tell all workers the new set, and this lane as well."""
         owner = table.owner
         assert owner is not None and owner.set is not None
@@ -145,7 +151,7 @@ class Stepping:
         sessions = tuple([w.seat.session for w in late if w is not None and w.seat is not None])
         if sessions:
             self._say(table, "late", chosen.step, chosen.generation, sessions, out)
-        self._choose(table, chosen, table.rate, out)
+        self._choose(table, chosen, table.rate, now, out)
 
     def _news(self, call: str, table: Table, chosen: StepSet, sessions: tuple[int, ...]) -> Output:
         news = Notice(
@@ -155,7 +161,7 @@ class Stepping:
         )  # fmt: skip
         return frames.notice(news, sessions, self._context.crc)
 
-    def set_of(self, table: Table, call: TableCall, out: list[Output]) -> None:
+    def set_of(self, table: Table, call: TableCall, now: float, out: list[Output]) -> None:
         """A worker passes the owner's set on."""
         if not call.members or len(call.members) != len(call.weights):
             raise ProtocolError(
@@ -164,9 +170,12 @@ class Stepping:
             )
         chosen = StepSet(call.step, call.generation, call.members, call.weights)
         if call.step == table.committed + 1 and _sums(table).is_newer(chosen):
-            self._choose(table, chosen, None if call.rate < 0 else call.rate, out)
+            self._choose(table, chosen, None if call.rate < 0 else call.rate, now, out)
 
-    def _choose(self, table: Table, chosen: StepSet, rate: float | None, out: list[Output]) -> None:
+    def _choose(
+        self, table: Table, chosen: StepSet, rate: float | None, now: float, out: list[Output]
+    ) -> None:
+        self._chain.call(set_call(table, chosen, rate), NO_WORKER, None, now, out)
         discarded = _sums(table).choose(chosen, rate)
         if discarded:
             out.append(Free(0, tuple(discarded)))
@@ -186,17 +195,34 @@ class Stepping:
         out.append(Average(work, shard.count, sum(sums.chosen.weights), tuple(parts)))
 
     def averaged(
-        self, table: Table, shard: Shard, chosen: StepSet, event: Averaged, out: list[Output]
+        self,
+        table: Table,
+        shard: Shard,
+        chosen: StepSet,
+        event: Averaged,
+        now: float,
+        out: list[Output],
     ) -> None:
-        sums = _sums(table)
-        if sums.chosen is not chosen or shard.number not in sums.pending:
-            out.append(Free(0, (event.buffer,)))  # a newer set came between
-            return
-        sums.pending.discard(shard.number)
-        sums.means[shard.number] = event.buffer
         if not event.is_finite:
             text = f"table {table.name!r} step {chosen.step}: the mean is not finite"
             out.append(Log(0, logging.WARNING, text))
+        entry = Header(
+            0, flags=int(Entry.MEAN), chunk=shard.number, key=table.key, round=chosen.step,
+            epoch=chosen.generation, length=shard.size, payload_crc=event.crc,
+        )  # fmt: skip
+        then = _Folded(self, table, shard, chosen, event.buffer)
+        self._chain.data(entry, event.buffer, (), then, now, out)
+
+    def keep_mean(
+        self, table: Table, shard: Shard, chosen: StepSet, mean: Buffer, out: list[Output]
+    ) -> None:
+        """The mean is durable."""
+        sums = _sums(table)
+        if sums.chosen is not chosen or shard.number not in sums.pending:
+            out.append(Free(0, (mean,)))  # a newer set came between
+            return
+        sums.pending.discard(shard.number)
+        sums.means[shard.number] = mean
         self.maybe_tell(table, table.workers.sessions(), out)
 
     def maybe_tell(self, table: Table, sessions: tuple[int, ...], out: list[Output]) -> None:
@@ -210,18 +236,21 @@ class Stepping:
 
     # --- commit ---------------------------------------------------------------------------------
 
-    def folded(self, table: Table, call: TableCall, out: list[Output]) -> None:
+    def folded(self, table: Table, call: TableCall, now: float, out: list[Output]) -> None:
         """A worker knows that all lanes have folded the set."""
         owner = table.owner
         if owner is None:
             raise ProtocolError(f"this lane does not decide the steps of table {table.name!r}")
         if owner.commit(call.step, call.generation):
-            assert owner.last is not None
-            out.append(self._news("commit", table, owner.last, table.workers.sessions()))
-            self.commit(table, call.step, call.generation, out)
+            self.commit(table, call.step, call.generation, now, out)
 
-    def commit(self, table: Table, step: int, generation: int, out: list[Output]) -> None:
-        """Apply the means. Raises ProtocolError if this lane has not folded the set."""
+    def commit(
+        self, table: Table, step: int, generation: int, now: float, out: list[Output]
+    ) -> None:
+        """Log the commit, and apply the means when it is durable.
+
+        Raises ProtocolError if this lane has not folded the set.
+        """
         if step <= table.committed:
             return
         sums = _sums(table)
@@ -235,15 +264,36 @@ class Stepping:
                 f"step {step}.{generation} of table {table.name!r} is committed, and this lane has "
                 "not folded it"
             )
-        table.committed = step
-        rate = sums.learning_rate
-        means, parts = sums.end()
-        scalars = tuple(table.spec.optimizer.scalars(step, rate))
+        scalars = tuple(table.spec.optimizer.scalars(step, sums.learning_rate))
+        means, parts = self.close(table, chosen)
+        call = commit_call(table, chosen, scalars)
+        then = _Committed(self, table, chosen, means, parts, scalars)
+        self._chain.call(call, NO_WORKER, then, now, out)
+
+    def close(
+        self, table: Table, chosen: StepSet
+    ) -> tuple[dict[int, Buffer], dict[int, dict[int, Buffer]]]:
+        """The set is committed. Returns the means and the contributions of its step."""
+        table.committed = chosen.step
+        return _sums(table).end()
+
+    def committed(
+        self,
+        table: Table,
+        chosen: StepSet,
+        means: dict[int, Buffer],
+        parts: dict[int, dict[int, Buffer]],
+        scalars: tuple[float, ...],
+        out: list[Output],
+    ) -> None:
+        """The commit is durable."""
+        if table.owner is not None:
+            out.append(self._news("commit", table, chosen, table.workers.sessions()))
         rule = int(table.spec.optimizer.rule)
         for number, mean in means.items():
             shard = table.shards[number]
             assert shard.parameters is not None
-            sequel = _Applied(self, table, shard, step, mean, parts.get(number, {}))
+            sequel = _Applied(self, table, shard, chosen, mean, parts.get(number, {}))
             work = self._context.works.begin(sequel)
             out.append(
                 Apply(work, rule, shard.count, shard.parameters, mean, shard.state(), scalars)
@@ -253,18 +303,17 @@ class Stepping:
         self,
         table: Table,
         shard: Shard,
-        step: int,
+        chosen: StepSet,
         mean: Buffer,
         parts: dict[int, Buffer],
         is_finite: bool,
         out: list[Output],
     ) -> None:
-        shard.version = step
-        chosen = _sums(table).chosen
+        step = chosen.step
+        shard.version = shard.logged = step
         out.append(Free(0, (mean, *parts.values())))
         for number in parts:
-            is_in = chosen is not None and number in chosen.members
-            outcome = _APPLIED if is_in else _DROPPED
+            outcome = _APPLIED if number in chosen.members else _DROPPED
             table.counts.count(outcome, 0)
             worker = table.workers.find(number)
             if worker is not None and worker.seat is not None:
@@ -288,10 +337,10 @@ class Stepping:
                 out.append(self._news("set", table, owner.set, only))
         self.maybe_tell(table, only, out)
 
-    def leave(self, table: Table, worker: int, out: list[Output]) -> None:
+    def leave(self, table: Table, worker: int, now: float, out: list[Output]) -> None:
         """The worker is lost, or has left."""
         if table.owner is not None and table.owner.leave(worker):
-            self.announce(table, out)
+            self.announce(table, now, out)
         gone = _sums(table).forget(worker)
         if gone:
             out.append(Free(0, tuple(gone)))
@@ -328,6 +377,23 @@ class Stepping:
     ) -> Output:
         crc = self._context.crc
         return frames.receipt(session, crc, table.key, shard.number, step, outcome, version, 0)
+
+
+def set_call(table: Table, chosen: StepSet, rate: float | None) -> TableCall:
+    """The set as a call, for the log."""
+    return TableCall(
+        "set", name=table.name, step=chosen.step, generation=chosen.generation,
+        members=chosen.members, weights=chosen.weights, rate=-1.0 if rate is None else rate,
+    )  # fmt: skip
+
+
+def commit_call(table: Table, chosen: StepSet, scalars: tuple[float, ...]) -> TableCall:
+    """The commit of a set as a call, for the log."""
+    return TableCall(
+        "commit", name=table.name, step=chosen.step, generation=chosen.generation,
+        members=chosen.members, weights=chosen.weights,
+        scalars=struct.pack(f"<{len(scalars)}f", *scalars),
+    )  # fmt: skip
 
 
 def _sums(table: Table) -> StepSums:
@@ -384,7 +450,7 @@ class _Averaged(Sequel):
 
     def done(self, event: TableEffect, now: float, out: list[Output]) -> None:
         assert isinstance(event, Averaged)
-        self._stepping.averaged(self._table, self._shard, self._chosen, event, out)
+        self._stepping.averaged(self._table, self._shard, self._chosen, event, now, out)
 
     def failed(self, error: Exception, now: float, out: list[Output]) -> None:
         """The workers connect and send again, which tries again."""
@@ -394,28 +460,72 @@ class _Averaged(Sequel):
         out += [Close(0, session, text, at_once=True) for session in self._table.workers.sessions()]
 
 
+class _Folded(Durable):
+    def __init__(
+        self, stepping: Stepping, table: Table, shard: Shard, chosen: StepSet, mean: Buffer
+    ) -> None:
+        self._stepping = stepping
+        self._table = table
+        self._shard = shard
+        self._chosen = chosen
+        self._mean = mean
+
+    def durable(self, now: float, out: list[Output]) -> None:
+        self._stepping.keep_mean(self._table, self._shard, self._chosen, self._mean, out)
+
+    def buffers(self) -> list[Buffer]:
+        return [self._mean]
+
+
+class _Committed(Durable):
+    def __init__(
+        self,
+        stepping: Stepping,
+        table: Table,
+        chosen: StepSet,
+        means: dict[int, Buffer],
+        parts: dict[int, dict[int, Buffer]],
+        scalars: tuple[float, ...],
+    ) -> None:
+        self._stepping = stepping
+        self._table = table
+        self._chosen = chosen
+        self._means = means
+        self._parts = parts
+        self._scalars = scalars
+
+    def durable(self, now: float, out: list[Output]) -> None:
+        self._stepping.committed(
+            self._table, self._chosen, self._means, self._parts, self._scalars, out
+        )
+
+    def buffers(self) -> list[Buffer]:
+        parts = [part for of_shard in self._parts.values() for part in of_shard.values()]
+        return [*self._means.values(), *parts]
+
+
 class _Applied(Sequel):
     def __init__(
         self,
         stepping: Stepping,
         table: Table,
         shard: Shard,
-        step: int,
+        chosen: StepSet,
         mean: Buffer,
         parts: dict[int, Buffer],
     ) -> None:
         self._stepping = stepping
         self._table = table
         self._shard = shard
-        self._step = step
+        self._chosen = chosen
         self._mean = mean
         self._parts = parts
 
     def done(self, event: TableEffect, now: float, out: list[Output]) -> None:
         assert isinstance(event, Applied)
         self._stepping.applied(
-            self._table, self._shard, self._step, self._mean, self._parts, event.is_finite, out
+            self._table, self._shard, self._chosen, self._mean, self._parts, event.is_finite, out
         )
 
     def failed(self, error: Exception, now: float, out: list[Output]) -> None:
-        raise error  # a bug: the shards of the table would differ
+        raise error  # a bug: this kernel takes no memory

@@ -27,6 +27,7 @@ from reducer.core.surface.events import (
     TableEffect,
 )
 from reducer.core.tables import frames
+from reducer.core.tables.chain import Chain, Durable
 from reducer.core.tables.context import Context
 from reducer.core.tables.marks import Mark
 from reducer.core.tables.reads import Reads
@@ -34,11 +35,12 @@ from reducer.core.tables.shard import Shard
 from reducer.core.tables.table import Table
 from reducer.core.tables.workers import Seat
 from reducer.core.tables.works import Sequel
-from reducer.wire.codes import Flag, Outcome
+from reducer.wire.codes import Entry, Flag, Outcome
 from reducer.wire.errors import ProtocolError, StaleBaseError
 from reducer.wire.header import Header
 
 LIMIT: Final = 2.0**63
+_MAX_U32: Final = (1 << 32) - 1
 VALUES: Final = int(Flag.VALUES)
 _APPLIED: Final = int(Outcome.APPLIED)
 _DROPPED: Final = int(Outcome.DROPPED)
@@ -48,7 +50,9 @@ _REFUSED: Final = int(Outcome.REFUSED)
 class Update:
     """A PUSH on its way."""
 
-    __slots__ = ("base", "buffer", "mark", "seat", "seq", "shard", "size", "table")
+    __slots__ = (
+        "base", "buffer", "confirmed", "crc", "mark", "seat", "seq", "shard", "size", "table",
+    )  # fmt: skip
 
     def __init__(
         self, table: Table, shard: Shard, seat: Seat, mark: Mark, header: Header, buffer: Buffer
@@ -59,16 +63,27 @@ class Update:
         self.mark = mark
         self.seq = header.round
         self.base = header.count
+        self.confirmed = header.done
         self.size = header.length
+        self.crc = header.payload_crc
         self.buffer = buffer
+
+    def entry(self, kind: int, version: int, staleness: int) -> Header:
+        """The head of the entry for the log, without a payload."""
+        return Header(
+            0, flags=kind, rank=self.seat.worker, epoch=min(staleness, _MAX_U32),
+            chunk=self.shard.number, key=self.table.key, round=self.seq, count=version,
+            done=self.confirmed,
+        )  # fmt: skip
 
 
 class Updates:
     """Takes complete PUSH frames."""
 
-    def __init__(self, context: Context, reads: Reads) -> None:
+    def __init__(self, context: Context, reads: Reads, chain: Chain) -> None:
         self._context = context
         self._reads = reads
+        self._chain = chain
 
     # --- first values ---------------------------------------------------------------------------
 
@@ -92,18 +107,44 @@ class Updates:
         now: float,
         out: list[Output],
     ) -> None:
-        if buffer is not None and not self.wants_values(table, shard, header):
-            out.append(Free(0, (buffer,)))
-        elif buffer is not None and header.root:
-            shard.slots[header.root - 1] = buffer
-        elif buffer is not None:
-            shard.parameters = buffer
-            shard.version = header.count
-            self._fill(table, shard, now, out)
         seat.unanswered -= header.length
-        out.append(self._receipt(table, shard, seat, header.round, (_APPLIED, shard.version, 0)))
+        then = _Kept(self, table, shard, seat, header.round)
+        if buffer is None or not self.wants_values(table, shard, header):
+            if buffer is not None:
+                out.append(Free(0, (buffer,)))
+            then.durable(now, out)
+            return
+        self.keep_values(shard, header.root, buffer, header.count)
+        then.is_last = header.root == 0
+        entry = Header(
+            0, flags=int(Entry.VALUES), root=header.root, chunk=shard.number, key=table.key,
+            count=header.count, length=header.length, payload_crc=header.payload_crc,
+        )  # fmt: skip
+        self._chain.data(entry, buffer, (), then, now, out)
 
-    def _fill(self, table: Table, shard: Shard, now: float, out: list[Output]) -> None:
+    def keep_values(self, shard: Shard, root: int, buffer: Buffer, version: int) -> None:
+        if root:
+            shard.slots[root - 1] = buffer
+        else:
+            shard.parameters = buffer
+            shard.version = shard.logged = version
+
+    def kept(
+        self,
+        table: Table,
+        shard: Shard,
+        seat: Seat,
+        seq: int,
+        is_last: bool,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """The values are durable; `is_last`: they are the parameters, which come last."""
+        if is_last:
+            self.fill(table, shard, now, out)
+        out.append(self._receipt(table, shard, seat, seq, (_APPLIED, shard.version, 0)))
+
+    def fill(self, table: Table, shard: Shard, now: float, out: list[Output]) -> None:
         """Give the slots that nobody sent their first values."""
         initials = tuple(
             [
@@ -169,28 +210,44 @@ class Updates:
         work = self._context.works.begin(_Inspected(self, update))
         out.append(Inspect(work, shard.count, buffer, LIMIT))
 
-    def inspected(self, update: Update, is_within: bool, out: list[Output]) -> None:
+    def inspected(self, update: Update, is_within: bool, now: float, out: list[Output]) -> None:
         table, shard = update.table, update.shard
-        staleness = shard.version - update.base
+        staleness = shard.logged - update.base
         bound = table.spec.call.bound if table.spec.call.mode == "async" else -1
         if not is_within:
-            self.end(update, _REFUSED, staleness, out)
+            self._decide(update, _REFUSED, staleness, now, out)
             text = f"table {table.name!r}: an update of {update.seat} is not finite: refused"
             out.append(Log(0, logging.WARNING, text, {"worker": update.seat.worker}))
             return
         if 0 <= bound < staleness:
-            self.end(update, _DROPPED, staleness, out)
+            self._decide(update, _DROPPED, staleness, now, out)
             return
-        optimizer = table.spec.optimizer
-        scalars = tuple(optimizer.scalars(shard.version + 1, table.rate))
+        shard.logged += 1
+        scalars = tuple(table.spec.optimizer.scalars(shard.logged, table.rate))
+        entry = update.entry(int(Entry.UPDATE), shard.logged, staleness)
+        entry.length, entry.payload_crc = update.size, update.crc
+        then = _Logged(self, update, staleness, scalars)
+        self._chain.data(entry, update.buffer, scalars, then, now, out)
+
+    def _decide(
+        self, update: Update, outcome: int, staleness: int, now: float, out: list[Output]
+    ) -> None:
+        """The update changes nothing."""
+        entry = update.entry(int(Entry.OUTCOME), update.shard.logged, staleness)
+        entry.op = outcome
+        self._chain.data(entry, None, (), _Decided(self, update, outcome, staleness), now, out)
+
+    def logged(
+        self, update: Update, staleness: int, scalars: tuple[float, ...], out: list[Output]
+    ) -> None:
+        """The update is durable."""
+        shard = update.shard
         assert shard.parameters is not None
         work = self._context.works.begin(_Applied(self, update, staleness))
+        rule = int(update.table.spec.optimizer.rule)
         out.append(
-            Apply(
-                work, int(optimizer.rule), shard.count, shard.parameters, update.buffer,
-                shard.state(), scalars,
-            )
-        )  # fmt: skip
+            Apply(work, rule, shard.count, shard.parameters, update.buffer, shard.state(), scalars)
+        )
 
     def applied(self, update: Update, staleness: int, is_finite: bool, out: list[Output]) -> None:
         update.shard.version += 1
@@ -243,6 +300,49 @@ class Updates:
         )  # fmt: skip
 
 
+class _Kept(Durable):
+    def __init__(self, updates: Updates, table: Table, shard: Shard, seat: Seat, seq: int) -> None:
+        self._updates = updates
+        self._table = table
+        self._shard = shard
+        self._seat = seat
+        self._seq = seq
+        self.is_last = False
+
+    def durable(self, now: float, out: list[Output]) -> None:
+        self._updates.kept(self._table, self._shard, self._seat, self._seq, self.is_last, now, out)
+
+
+class _Logged(Durable):
+    def __init__(
+        self, updates: Updates, update: Update, staleness: int, scalars: tuple[float, ...]
+    ) -> None:
+        self._updates = updates
+        self._update = update
+        self._staleness = staleness
+        self._scalars = scalars
+
+    def durable(self, now: float, out: list[Output]) -> None:
+        self._updates.logged(self._update, self._staleness, self._scalars, out)
+
+    def buffers(self) -> list[Buffer]:
+        return [self._update.buffer]
+
+
+class _Decided(Durable):
+    def __init__(self, updates: Updates, update: Update, outcome: int, staleness: int) -> None:
+        self._updates = updates
+        self._update = update
+        self._outcome = outcome
+        self._staleness = staleness
+
+    def durable(self, now: float, out: list[Output]) -> None:
+        self._updates.end(self._update, self._outcome, self._staleness, out)
+
+    def buffers(self) -> list[Buffer]:
+        return [self._update.buffer]
+
+
 class _Filled(Sequel):
     def __init__(self, updates: Updates, table: Table, shard: Shard) -> None:
         self._updates = updates
@@ -271,7 +371,7 @@ class _Inspected(Sequel):
 
     def done(self, event: TableEffect, now: float, out: list[Output]) -> None:
         assert isinstance(event, Inspected)
-        self._updates.inspected(self._update, event.is_within, out)
+        self._updates.inspected(self._update, event.is_within, now, out)
 
     def failed(self, error: Exception, now: float, out: list[Output]) -> None:
         self._updates.undo(self._update, error, out)
@@ -288,4 +388,4 @@ class _Applied(Sequel):
         self._updates.applied(self._update, self._staleness, event.is_finite, out)
 
     def failed(self, error: Exception, now: float, out: list[Output]) -> None:
-        self._updates.undo(self._update, error, out)
+        raise error  # a bug: this kernel takes no memory

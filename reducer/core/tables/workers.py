@@ -87,6 +87,15 @@ class Workers:
         worker.is_in = True
         return worker, replaced, is_new
 
+    def learn(self, number: int, incarnation: bytes) -> None:
+        """The worker's present start, which another lane has seen."""
+        worker = self._of.get(number)
+        if worker is None:
+            self._of[number] = Worker(number, incarnation)
+        elif worker.incarnation != incarnation:
+            worker.sealed = [*worker.sealed[1 - SEALED :], worker.incarnation]
+            worker.incarnation = incarnation
+
     def leave(self, seat: Seat, now: float) -> Worker | None:
         """The connection has ended. Returns its worker, if this was the worker's connection."""
         worker = self._of.get(seat.worker)

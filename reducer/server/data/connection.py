@@ -19,7 +19,7 @@ from reducer.core.surface.events import Contributed
 from reducer.core.surface.permit import Permit
 from reducer.server.data.outbox import BYTES_AT_ONCE, Outbox, Piece
 from reducer.server.data.turns import SECONDS, Turns
-from reducer.wire.codes import CHUNK_KINDS, CONTRIBUTION, HEARTBEAT, PUSH
+from reducer.wire.codes import CHUNK_KINDS, CONTRIBUTION, HEARTBEAT, LOG, PUSH
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS, BadFrameError, ReductionError
 from reducer.wire.header import HEADER_SIZE, Header
@@ -43,7 +43,7 @@ HEARTBEAT_PART: Final = 4_096
 RANKS_OF_PART: Final = 256
 _LEAST_PART: Final = 128
 _ENTRY: Final = 16
-_CHUNKS: Final = (CONTRIBUTION, PUSH)  # those that workers send
+_CHUNKS: Final = (CONTRIBUTION, PUSH, LOG)  # those that workers send
 clock: Final = time.monotonic
 
 

@@ -119,6 +119,9 @@ class Executor:
         if send.buffer is not None and send.length:
             pieces = _with_payload(send.frame, ours(send.buffer), send.length)
             length += send.length
+        if send.tail:
+            pieces.append(send.tail)
+            length += len(send.tail)
         for session in send.sessions:
             connection = self._connections.get(session)
             if connection is None:

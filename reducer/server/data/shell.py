@@ -18,7 +18,7 @@ from reducer.server.data.connection import Connection, Owner, clock
 from reducer.server.data.executor import Executor, ShellCounters, ours
 from reducer.server.data.leftovers import Leftovers
 from reducer.server.data.turns import Turns
-from reducer.wire.codes import CONTRIBUTION, PUSH, MessageKind
+from reducer.wire.codes import CONTRIBUTION, LOG, PUSH, MessageKind
 from reducer.wire.decoder import Frame
 from reducer.wire.errors import BadFrameError, ReductionError
 from reducer.wire.header import Header
@@ -39,7 +39,7 @@ NEWCOMERS_AT_ONCE: Final = 4
 # A smaller write is not timed, because timing takes a part of the time itself. It counts as
 # WRITE_SECONDS of the turn.
 TIMED_BYTES: Final = 4_096
-_CHUNKS: Final = (CONTRIBUTION, PUSH)
+_CHUNKS: Final = (CONTRIBUTION, PUSH, LOG)
 WRITE_SECONDS: Final = 0.000_005
 # libuv writes the bytes that the kernel did not take as soon as the kernel takes them, untimed.
 # Each of them counts as this many seconds: 80 us for 256 KiB.

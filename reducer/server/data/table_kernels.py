@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import struct
 from collections.abc import Callable
 from time import perf_counter
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from reducer.core.surface import events
 from reducer.core.surface.buffer import Buffer
 from reducer.kernels import KernelSet
+from reducer.optimizers import SCALARS, Rule
 from reducer.wire.codes import DType, Flag, ReduceOp
 
 ITEM: Final = 4  # bytes of a float32
@@ -60,7 +62,7 @@ class TableKernels:
             output.parameters.view,
             output.gradient.view,
             [slot.view for slot in output.slots],
-            output.scalars,
+            output.scalars or _scalars_behind(output),
         )
         return events.Applied(output.work, not seen)
 
@@ -85,7 +87,8 @@ class TableKernels:
         except Exception:
             self._give_back(buffer)
             raise
-        return events.Averaged(output.work, buffer, not seen & _BAD)
+        crc = self._kernels.crc32c(buffer.view[: output.elements * ITEM])
+        return events.Averaged(output.work, buffer, crc, not seen & _BAD)
 
     def _fill(self, output: events.Fill) -> events.Filled:
         taken: list[Buffer] = []
@@ -99,6 +102,14 @@ class TableKernels:
                 self._give_back(buffer)
             raise
         return events.Filled(output.work, taken)
+
+
+def _scalars_behind(output: events.Apply) -> tuple[float, ...]:
+    """The scalars that came with the gradient, in an entry of a primary's log."""
+    count = len(SCALARS[Rule(output.rule)]._fields)
+    start = output.elements * ITEM
+    found: tuple[float, ...] = struct.unpack_from(f"<{count}f", output.gradient.view, start)
+    return found
 
 
 def _fill(buffer: Buffer, elements: int, value: float) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from reducer.core.tables.owner import StepOwner
 from reducer.wire.codes import ErrorCode, MessageKind, Outcome
 from reducer.wire.errors import ProtocolError, StaleBaseError
+from reducer.wire.keys import key_id
 from reducer.wire.table_messages import Notice, TableCall
 from tests.support.simlane import SimLane
 from tests.support.table_worker import TableWorker, describe
@@ -198,12 +197,9 @@ def test_a_joiner_takes_part_from_the_open_step_on() -> None:
 def test_lanes_apply_what_the_owner_has_committed_and_nothing_else() -> None:
     """A lane that does not decide steps: workers bring the set and the commit."""
     lane = SimLane()
-    description = step_table(partitions=2, partition=1, count=32)
-    spec = describe(partitions=2, partition=1, count=32)
-    worker = TableWorker(lane, 0)
-    key_parity = worker.key % 2
-    description = replace(description, partition=(key_parity + 1) % 2)  # has shard 1 alone
-    assert spec.partitions == 2
+    partition = (key_id("net") + 1) % 2  # has shard 1 alone
+    description = step_table(partitions=2, partition=partition, count=32)
+    worker = TableWorker(lane, 0, partition=partition, partitions=2)
     worker.table(description)
     worker.push(1, ONES[:16] * 0, 0, flags=32)
     worker.push(1, ONES[:16] * 3, 1)

@@ -322,7 +322,7 @@ def test_memory_that_fails_loses_no_update() -> None:
     worker = table_of(lane)
 
     def inject(what: object) -> None:
-        if type(what).__name__ == "Apply":
+        if type(what).__name__ == "Inspect":
             raise InjectedError("no memory")
 
     lane.inject = inject

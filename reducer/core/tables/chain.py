@@ -1,0 +1,211 @@
+"""The log of a partition: each change goes to the partition's backup before it is carried out.
+
+Laws:
+
+- T12: what a worker is told, and what it can pull, is on the backup too, if the partition has one.
+  So a change is carried out when the backup has it, in the order of the log.
+- T13: a partition has one primary in a term. A backup refuses the log of an older term, so a
+  primary that was replaced can carry out nothing more.
+- A primary does not go on without its backup by itself: the workers decide that, by a new term.
+- A spare is filled shard by shard. From the link on, changes of what it has wait for it as for a
+  backup: as soon as it has everything, the workers may name it the backup at any moment.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Final
+
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Free, Output, Send
+from reducer.core.tables.place import Place
+from reducer.wire.codes import SCALARS_BYTES, DType, Entry, MessageKind
+from reducer.wire.header import NO_RANK, Crc, Header, pack_header
+from reducer.wire.messages import encode
+from reducer.wire.table_messages import TableCall
+
+_LOG: Final = int(MessageKind.LOG)
+_FLOAT32: Final = int(DType.FLOAT32)
+_CALL: Final = int(Entry.CALL)
+
+
+class Durable:
+    """What follows an entry of the log when the backup has it."""
+
+    def durable(self, now: float, out: list[Output]) -> None:
+        raise NotImplementedError
+
+    def buffers(self) -> list[Buffer]:
+        """What the entry holds if it never becomes durable."""
+        return []
+
+
+class LogEntry:
+    """One entry. `buffer` must not change until the backup has the entry."""
+
+    __slots__ = ("buffer", "frame", "length", "tail", "then")
+
+    def __init__(
+        self, frame: bytes, buffer: Buffer | None, length: int, tail: bytes, then: Durable | None
+    ) -> None:
+        self.frame = frame
+        self.buffer = buffer
+        self.length = length
+        self.tail = tail
+        self.then = then
+
+
+class Chain:
+    """`backup`: where the log goes; None: nowhere. `is_filling`: it is a spare, no backup yet.
+
+    `session`: the link to it, once it has said from where on it wants the log. `unshipped`: what a
+    spare does not have yet, as (table, shard): changes of that are not logged.
+    """
+
+    def __init__(self, crc: Crc) -> None:
+        self.term = 0
+        self.backup: Place | None = None
+        self.is_filling = False
+        self.session: int | None = None
+        self.unshipped: set[tuple[int, int]] = set()
+        self.position = 0  # of the last entry
+        self.acked = 0  # up to here the place has the log
+        self._has_begun = False  # a spare: it was linked
+        self._crc = crc
+        self._entries: deque[LogEntry] = deque()  # from acked + 1 on
+
+    @property
+    def is_logging(self) -> bool:
+        """Whether changes wait for another place."""
+        return self.backup is not None and (not self.is_filling or self._has_begun)
+
+    @property
+    def lag(self) -> int:
+        """Entries that the place does not have yet."""
+        return self.position - self.acked
+
+    def call(
+        self, call: TableCall, worker: int, then: Durable | None, now: float, out: list[Output]
+    ) -> None:
+        """Log a call that changes the tables."""
+        if not self.is_logging:
+            _go_on(then, now, out)
+            return
+        payload = encode(call)
+        header = Header(
+            _LOG, flags=_CALL, rank=worker & NO_RANK, length=len(payload),
+            payload_crc=self._crc(payload),
+        )  # fmt: skip
+        self._put(header, None, 0, payload, then, out)
+
+    def data(
+        self,
+        header: Header,
+        buffer: Buffer | None,
+        scalars: tuple[float, ...],
+        then: Durable | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """Log what the header says, with `header.length` bytes of the buffer, and scalars.
+
+        The header's `flags` are an Entry; this takes the header over. Without `then`, the buffer is
+        the chain's, and is freed with the entry.
+        """
+        if not self.is_logging or (header.key, header.chunk) in self.unshipped:
+            _go_on(then, now, out)
+            return
+        tail, length = b"", header.length
+        if scalars:
+            tail = struct.pack(f"<{len(scalars)}f", *scalars).ljust(SCALARS_BYTES, b"\0")
+            header.payload_crc = self._crc(tail, header.payload_crc)
+            header.length += len(tail)
+        header.kind, header.dtype = _LOG, _FLOAT32
+        self._put(header, buffer, length, tail, then, out)
+
+    def _put(
+        self,
+        header: Header,
+        buffer: Buffer | None,
+        length: int,
+        tail: bytes,
+        then: Durable | None,
+        out: list[Output],
+    ) -> None:
+        self.position += 1
+        header.stable = self.position
+        header.route = self.term
+        entry = LogEntry(pack_header(header, self._crc), buffer, length, tail, then)
+        self._entries.append(entry)
+        if self.session is not None:
+            out.append(_send(self.session, entry))
+
+    # --- the link -------------------------------------------------------------------------------
+
+    def linked(self, session: int, has: int, out: list[Output]) -> None:
+        """The place has the log up to `has`: send what follows."""
+        self.session = session
+        self._has_begun = True
+        for entry in list(self._entries)[max(0, has - self.acked) :]:
+            out.append(_send(session, entry))
+
+    def unlinked(self) -> None:
+        self.session = None
+
+    def confirm(self, position: int, now: float, out: list[Output]) -> None:
+        """The place has the log up to `position`: carry out what waited for that."""
+        while self.acked < position and self._entries:
+            self.acked += 1
+            self._end(self._entries.popleft(), now, out)
+
+    # --- terms ----------------------------------------------------------------------------------
+
+    def begin_term(
+        self, term: int, backup: Place | None, is_filling: bool, now: float, out: list[Output]
+    ) -> bool:
+        """The workers have decided. Returns whether the log goes to another place now.
+
+        The same place goes on with its log. For another one the log begins anew, and nothing waits
+        for the place before.
+        """
+        self.term = term
+        self.is_filling = is_filling
+        if backup == self.backup:
+            return False
+        self.backup = None
+        self.session, self._has_begun = None, False
+        entries, self._entries = self._entries, deque()
+        self.position = self.acked = 0
+        self.unshipped.clear()
+        for entry in entries:
+            self._end(entry, now, out)
+        self.backup = backup
+        return True
+
+    def drop(self, out: list[Output]) -> None:
+        """Another lane leads: what waits here never becomes durable."""
+        self.backup, self.session = None, None
+        entries, self._entries = self._entries, deque()
+        self.unshipped.clear()
+        for entry in entries:
+            held = [] if entry.then is None else entry.then.buffers()
+            if entry.then is None and entry.buffer is not None:
+                held = [entry.buffer]
+            if held:
+                out.append(Free(0, tuple(held)))
+
+    def _end(self, entry: LogEntry, now: float, out: list[Output]) -> None:
+        if entry.then is not None:
+            entry.then.durable(now, out)
+        elif entry.buffer is not None:
+            out.append(Free(0, (entry.buffer,)))
+
+
+def _go_on(then: Durable | None, now: float, out: list[Output]) -> None:
+    if then is not None:
+        then.durable(now, out)
+
+
+def _send(session: int, entry: LogEntry) -> Send:
+    return Send(0, (session,), entry.frame, entry.buffer, entry.length, entry.tail)

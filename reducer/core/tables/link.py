@@ -1,0 +1,173 @@
+"""The connection of a primary to its backup or spare: dialed, opened, watched, dialed again.
+
+Laws:
+
+- A backup that cannot be reached holds everything up, until the workers name another one by a new
+  term. So the primary tells them at once, and again and again (news `alone`).
+- A primary that its backup calls replaced ends: another lane has the partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from reducer.core.surface.control_frames import control_frame, payload_frame
+from reducer.core.surface.events import Close, Dial, Log, Output, Send
+from reducer.core.tables.context import Context
+from reducer.core.tables.links import LinkEvents
+from reducer.core.tables.refill import Refill
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.table_messages import Notice, TableCall
+
+if TYPE_CHECKING:
+    from reducer.core.tables.holdings import Holdings
+
+FIRST_WAIT: Final = 0.02  # before the next attempt to connect; doubled each time
+LONGEST_WAIT: Final = 0.5
+BEAT: Final = 0.25
+# Without a word for so long the backup counts as lost. It answers each beat.
+SILENCE: Final = 1.0
+
+
+class Link(LinkEvents):
+    """`refill`: while the place is a spare."""
+
+    def __init__(self, context: Context, holdings: Holdings) -> None:
+        self.refill: Refill | None = None
+        self._context = context
+        self._holdings = holdings
+        self._chain = holdings.chain
+        self._dialing = 0
+        self._session = 0
+        self._next_try = 0.0
+        self._wait = FIRST_WAIT
+        self._beat_at = 0.0
+        self._heard_at = 0.0
+        self._is_lost = False
+
+    def reset(self, now: float, out: list[Output]) -> None:
+        """The log goes to another place, or nowhere."""
+        if self._session:
+            out.append(Close(0, self._session, "the log goes elsewhere", at_once=True))
+        self._context.links.forget(self._dialing, self._session)
+        self._dialing = self._session = 0
+        self._wait = FIRST_WAIT
+        self._is_lost = False
+        self.refill = None
+        self.maybe_dial(now, out)
+
+    def maybe_dial(self, now: float, out: list[Output]) -> None:
+        place = self._chain.backup
+        if place is None or self._dialing or self._session or now < self._next_try:
+            return
+        self._dialing = self._context.links.dial(self)
+        job = self._holdings.job
+        out.append(Dial(link=self._dialing, address=place.address, lane=place.lane, job=job))
+
+    # --- what comes of it -----------------------------------------------------------------------
+
+    def dialed(self, session: int, now: float, out: list[Output]) -> None:
+        place = self._chain.backup
+        self._dialing = 0
+        assert place is not None
+        self._session = session
+        self._heard_at = now
+        holdings = self._holdings
+        call = TableCall(
+            "follow", job=holdings.job, run_id=holdings.run_id, partition=holdings.partition,
+            partitions=holdings.partitions, term=self._chain.term, reducer=place.reducer,
+            incarnation=self._context.settings.incarnation, filling=self._chain.is_filling,
+        )  # fmt: skip
+        frame = control_frame(call, self._context.crc, key=1)
+        out.append(Send(0, (session,), frame, None, 0))
+
+    def failed(self, reason: str, now: float, out: list[Output]) -> None:
+        """The place was not reached."""
+        self._dialing = 0
+        self._next_try = now + self._wait
+        self._wait = min(LONGEST_WAIT, 2 * self._wait)
+        self._lose(reason, out)
+
+    def disconnected(self, reason: str, now: float, out: list[Output]) -> None:
+        self._session = 0
+        self._chain.unlinked()
+        self.maybe_dial(now, out)
+
+    def notice(self, notice: Notice, now: float, out: list[Output]) -> None:
+        """The answer to `follow`."""
+        self._heard_at = now
+        self._wait = FIRST_WAIT
+        self._is_lost = False
+        is_first = self._chain.is_filling and self.refill is None
+        self._chain.linked(self._session, notice.version, out)
+        if is_first:
+            self.refill = Refill(self._context, self._holdings)
+            self.refill.begin(now, out)
+
+    def logged(self, position: int, now: float, out: list[Output]) -> None:
+        self._heard_at = now
+        self._chain.confirm(position, now, out)
+
+    def heard(self, now: float) -> None:
+        self._heard_at = now
+
+    def error(self, error: messages.Error, now: float, out: list[Output]) -> None:
+        """The place refuses the log."""
+        session, self._session = self._session, 0
+        self._context.links.forget(0, session)
+        self._chain.unlinked()
+        out.append(Close(0, session, error.message))
+        if error.code == ErrorCode.EVICTED:
+            self._holdings.retire(error.message, out)
+            return
+        self._next_try = now + self._wait
+        self._wait = min(LONGEST_WAIT, 2 * self._wait)
+        self._lose(error.message, out)
+
+    def tick(self, now: float, out: list[Output]) -> None:
+        if self._chain.backup is None:
+            return
+        self.maybe_dial(now, out)
+        if now - self._beat_at < BEAT:
+            return
+        self._beat_at = now
+        if self._session:
+            beat = payload_frame(MessageKind.HEARTBEAT, b"", self._context.crc)
+            out.append(Send(0, (self._session,), beat, None, 0))
+        if self._session and now - self._heard_at > SILENCE:
+            text = f"the backup was silent for {now - self._heard_at:.1f} s"
+            out.append(Close(0, self._session, text, at_once=True))
+            self._context.links.forget(0, self._session)
+            self._session = 0
+            self._chain.unlinked()
+            self._lose(text, out)
+        elif self._is_lost:
+            self._tell("alone", out)
+        if self.refill is not None:
+            self.refill.go_on(now, out)
+            if self.refill.is_over and self._chain.is_filling:
+                self._tell("filled", out)
+
+    def _lose(self, reason: str, out: list[Output]) -> None:
+        if not self._is_lost:
+            what = "spare" if self._chain.is_filling else "backup"
+            text = (
+                f"job {self._holdings.job!r} partition {self._holdings.partition}: the {what} is "
+                f"lost: {reason}"
+            )
+            out.append(Log(0, logging.WARNING, text, {"job": self._holdings.job}))
+        self._is_lost = True
+        self._tell("alone", out)
+
+    def _tell(self, news: str, out: list[Output]) -> None:
+        place = self._chain.backup
+        assert place is not None
+        self._holdings.tell(
+            Notice(
+                news, partition=self._holdings.partition, term=self._chain.term,
+                backup_reducer=place.reducer,
+            ),
+            out,
+        )  # fmt: skip
