@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from reducer_client.group import Group
     from reducer_client.joining import connect
+    from reducer_client.tables import parameter_server
     from reducer_client.work import Work
 
 __all__ = [
@@ -57,9 +58,16 @@ __all__ = [
     "Work",
     "connect",
     "local_reducers",
+    "parameter_server",
 ]
 
-_MODULES = {"Group": "group", "Work": "work", "connect": "joining", "local_reducers": "embedded"}
+_MODULES = {
+    "Group": "group",
+    "Work": "work",
+    "connect": "joining",
+    "local_reducers": "embedded",
+    "parameter_server": "tables",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -26,6 +26,7 @@ from reducer.wire.codes import (
     MAX_RUN_ID_BYTES,
     MAX_WEIGHTED,
     MAX_WEIGHTS,
+    MAX_WORLD_SIZE,
 )
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
@@ -35,6 +36,8 @@ _SECONDS = {
     "connect_timeout": ("REDUCER_CONNECT_TIMEOUT", 60.0),
     # A live reducer sends something every heartbeat (0.25 s).
     "silence": ("REDUCER_SILENCE", 1.0),
+    # A lane answers the heartbeats of a connection for tables, one each second.
+    "lane_silence": ("REDUCER_SILENCE", 5.0),
     # A live worker does so as well, but a false alarm ends the job, so lanes wait longer.
     "worker_silence": ("REDUCER_WORKER_SILENCE", 5.0),
     # A restarted daemon or a rescheduled pod needs less time than this.
@@ -104,6 +107,11 @@ def find_job(addresses: str | Sequence[str] | None, job: str | None) -> str | No
     """The job's name, given or from the environment; None if nothing names the job."""
     found = cluster.find_job(os.environ, job, cluster.find_addresses(os.environ, addresses))
     return job if found is None else found.value
+
+
+def require_job(addresses: str | Sequence[str] | None, job: str | None) -> str:
+    """The job's name, given or from the environment. Raises ValueError if nothing names it."""
+    return _resolve_job(os.environ, job, require_addresses(addresses))
 
 
 def require_addresses(
@@ -341,6 +349,34 @@ def find_world_size(
     return _resolve_ranks(os.environ if environ is None else environ, rank, world_size)[1]
 
 
+def find_worker(
+    worker: int | None, workers: int | None, environ: Mapping[str, str] | None = None
+) -> tuple[int, int | None]:
+    """The number of this worker of a table, and how many there are, if that is known.
+
+    Raises ValueError if the number is not known or not below MAX_WORLD_SIZE.
+    """
+    env = os.environ if environ is None else environ
+    rank, size = cluster.find_ranks(env, worker, workers)
+    if rank is None:
+        raise ValueError(
+            "no worker number: give one (parameter_server(worker=)), or set REDUCER_RANK, or start "
+            "this program with a launcher that sets the rank (`reducer env` shows what is found). "
+            "A process that only reads says parameter_server(reader=True)"
+        )
+    if not 0 <= rank.value < MAX_WORLD_SIZE:
+        raise ValueError(
+            f"worker {rank.value} (from {rank.source}): expected 0 to {MAX_WORLD_SIZE - 1}"
+        )
+    return rank.value, None if size is None else size.value
+
+
+def resolve_run_id(given: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """The run id, given or from the environment; "" if there is none."""
+    found = cluster.find_run_id(os.environ if environ is None else environ, given)
+    return _bounded("run_id", "" if found is None else found.value, MAX_RUN_ID_BYTES)
+
+
 def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | None, int | None]:
     """(local rank, number of ranks on this host) from the launcher's variables, else None."""
     local_rank, size = cluster.find_local_ranks(os.environ if environ is None else environ)
@@ -415,11 +451,8 @@ def _resolve_ranks(
 
 
 def _resolve_run_id(env: Mapping[str, str], given: str | None, rank: int) -> str:
-    found = cluster.find_run_id(env, given)
-    run_id = "" if found is None else found.value
-    if not run_id and rank == 0:
-        run_id = secrets.token_hex(8)
-    return _bounded("run_id", run_id, MAX_RUN_ID_BYTES)
+    found = resolve_run_id(given, env)
+    return secrets.token_hex(8) if not found and rank == 0 else found
 
 
 def _resolve_transport(env: Mapping[str, str], given: Transport | None) -> Transport:

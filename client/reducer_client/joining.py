@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
@@ -19,6 +19,7 @@ from reducer_client.hosted.hosting import Hosted, Hosting
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.meeting_place import GroupMeeting, reducer_of_rank_0
 from reducer_client.reports import logger
+from reducer_client.trust import Trust, resolve_trust
 
 _GRACE = 5.0
 # The reducers of a run are up, or have been down for long.
@@ -199,39 +200,6 @@ def connect(
         if settings.rank == 0:
             _warn_of_flat_ranks(reducers)
         return join(settings, trust(job=settings.job), reducers)
-
-
-@dataclass(frozen=True)
-class Trust:
-    """How the dedicated reducers and this worker prove who they are."""
-
-    key: bytes = field(default=b"", repr=False)
-    tls: tuple[str, str, str] | None = None
-
-    @property
-    def mode(self) -> str:
-        return "tls" if self.tls else "psk" if self.key else "open"
-
-
-def resolve_trust(
-    key: bytes | None = None,
-    key_file: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_ca: str | None = None,
-    *,
-    job: str,
-) -> Trust:
-    """Find the job's key or the certificates. Raises ValueError, also if both are given."""
-    of_job = config.resolve_key(job, key, key_file)
-    tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
-    if of_job and tls:
-        raise ValueError(
-            "expected a key (key, key_file or REDUCER_KEY_FILE) or certificates (tls_cert, "
-            "REDUCER_TLS_CERT, ...), got both: leave one of them out; an argument that is "
-            '"" takes precedence over its variable'
-        )
-    return Trust(of_job, tls)
 
 
 def join(

@@ -24,7 +24,8 @@ from reducer_client import (
 from reducer_client.hosted import hosted_reducer
 from reducer_client.hosted.hosted_reducer import HostedReducer
 from reducer_client.hosted.reducers import Reducers
-from reducer_client.joining import Trust, join
+from reducer_client.joining import join
+from reducer_client.trust import Trust
 from tests.support.certs import Files
 from tests.support.cluster import Daemon
 from tests.support.ports import free_ports

@@ -28,6 +28,7 @@ from reducer_client.errors import JoinError, PeerLostError, ReducerError
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.registry.interface import Lease
 from reducer_client.reports import logger
+from reducer_client.trust import Trust
 
 # Seconds without a lease of any member before a job counts as dead. Leases come back within a third
 # of their time when a registry is up again.
@@ -46,7 +47,7 @@ class Terms:
     """
 
     settings: Settings
-    trust: joining.Trust
+    trust: Trust
     run: str
     me: bytes
     wish: int

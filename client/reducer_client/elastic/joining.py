@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from reducer_client import config, debug, joining
+from reducer_client import config, debug
 from reducer_client.elastic import config as elastic_config
 from reducer_client.elastic.candidates import LEASE_SECONDS
 from reducer_client.elastic.discovery import Discover, Discovery, of_service
@@ -17,6 +17,7 @@ from reducer_client.elastic.record import JobRecord
 from reducer_client.elastic.state import State, layout_of
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.registry.interface import Lease, Registry
+from reducer_client.trust import Trust, resolve_trust
 
 
 def connect(
@@ -75,7 +76,7 @@ def connect(
     debug.follow_environment()
     size = elastic_config.resolve_workers(workers)
     resolved = config.resolve(addresses, job=job, rank=0, world_size=size, run_id="x", **settings)
-    trust = joining.resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=resolved.job)
+    trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=resolved.job)
     terms = resolve_terms(
         resolved, trust, min_workers=min_workers, run_id=run_id, rank=rank, discover=discover,
         has_chunk_table="chunk_table" in settings,
@@ -94,7 +95,7 @@ def connect(
 
 def resolve_terms(
     settings: config.Settings,
-    trust: joining.Trust,
+    trust: Trust,
     *,
     min_workers: int | None = None,
     run_id: str | None = None,

@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from reducer_client import config, debug, joining
+from reducer_client import config, debug
 from reducer_client.elastic.candidates import LEASE_SECONDS, candidates
 from reducer_client.elastic.config import resolve_workers
 from reducer_client.elastic.document import INCARNATION_BYTES, Document
@@ -37,6 +37,7 @@ from reducer_client.group import Group
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.registry.interface import Lease
 from reducer_client.reports import logger
+from reducer_client.trust import resolve_trust
 
 # Reasons of errors after which the other workers can meet again.
 LOSSES = ("lost", "left", "failed")
@@ -64,7 +65,7 @@ class Rendezvous:
         settings = config.resolve(
             rank=0, world_size=resolve_workers(), run_id="x", connect_timeout=timeout
         )
-        trust = joining.resolve_trust(job=settings.job)
+        trust = resolve_trust(job=settings.job)
         self._terms = resolve_terms(settings, trust, survives=False)
         self._timeout = timeout
         self._pid = os.getpid()

@@ -1,4 +1,4 @@
-"""Connects to lane 0 of a reducer over TCP, in the mode of the job: open, psk or tls."""
+"""Connects to a lane of a reducer over TCP, in the mode of the job: open, psk or tls."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from reducer.wire.handshake import ANSWER_MAGIC, ANSWER_SIZE, NONCE_SIZE, Worker
 from reducer.wire.header import PREFACE_MAGIC, PREFACE_SIZE, PrefaceFlag, pack_preface
 from reducer_client.errors import AuthenticationError
 
-LANE = 0  # which has the registry
-
 
 @dataclass(frozen=True)
 class Dialer:
     """`dial` opens a connection on which the first frame may follow.
 
     ``key`` is the job's key of mode psk; ``tls`` the certificate, private key and CA of mode tls.
+    ``lane``: 0 has the registry.
     """
 
     address: str
     job: str
     key: bytes = field(default=b"", repr=False)
     tls: tuple[str, str, str] | None = None
+    lane: int = 0
 
     def dial(self, seconds: float) -> socket.socket:
         """Returns a connected socket.
@@ -44,7 +44,7 @@ class Dialer:
             if self.key:
                 self._prove_key(sock)
             else:
-                sock.sendall(pack_preface(LANE))
+                sock.sendall(pack_preface(self.lane))
         except BaseException:
             sock.close()
             raise
@@ -52,7 +52,7 @@ class Dialer:
 
     def _prove_key(self, sock: socket.socket) -> None:
         nonce = secrets.token_bytes(NONCE_SIZE)
-        handshake = WorkerHandshake(self.key, self.job, LANE, nonce)
+        handshake = WorkerHandshake(self.key, self.job, self.lane, nonce)
         sock.sendall(handshake.opening)
         answer = _receive(sock, len(ANSWER_MAGIC))
         if answer == PREFACE_MAGIC:
@@ -73,7 +73,7 @@ class Dialer:
     def _prove_tls(self, sock: socket.socket, host: str) -> socket.socket:
         assert self.tls is not None
         certificate, key, authority = self.tls
-        preface = pack_preface(LANE, PrefaceFlag.TLS)
+        preface = pack_preface(self.lane, PrefaceFlag.TLS)
         try:
             context = ssl.create_default_context(cafile=authority)
             context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -76,10 +76,11 @@ ALLOWED = {
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.hosted": SHARED,
     "reducer_client.registry": {*SHARED, "reducer_client.errors", "google_crc32c"},
-    "reducer_client.tables": CLIENT,
     "reducer_client.tables.checkpoints": {"reducer.optimizers", "reducer_client.errors"}
     | {"numpy", "safetensors"},
     "reducer_client.elastic": {*CLIENT, "msgpack"},
+    "reducer_client.tables": {*SHARED, "msgpack", "numpy", "reducer_client.registry.dial"}
+    | {f"reducer_client.{name}" for name in ("arrays", "config", "errors", "interrupts", "trust")},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,

@@ -16,10 +16,11 @@ from reducer_client.errors import JoinError, of_hosted
 from reducer_client.group import Group
 from reducer_client.hosted.forming import form
 from reducer_client.hosted.reducers import Reducers
-from reducer_client.joining import join, join_beside, resolve_trust
+from reducer_client.joining import join, join_beside
 from reducer_client.torch.backend.options import Options
 from reducer_client.torch.backend.store_meeting import StoreMeeting, store_host
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy, open_hierarchy
+from reducer_client.trust import resolve_trust
 
 logger = logging.getLogger("reducer_client")
 # torch's own timeout may be 30 minutes, so a rank that waits says for whom after this many seconds.

@@ -1,0 +1,388 @@
+"""The connection to the lane of one partition: a thread that connects, sends and receives.
+
+Laws:
+
+- The thread alone touches the socket. Callers put frames into `Outgoing` and wake it.
+- It runs no code of the program, and holds the lock only for a moment.
+- The connection is made again whenever it was lost, until the lane has been out of reach for the
+  limit. Then it, and all that waits for it, ends with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from reducer.wire import errors as wire
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.decoder import SKIP, Frame
+from reducer.wire.header import HEADER_SIZE, Header
+from reducer.wire.table_messages import Notice, TableCall
+from reducer_client.errors import (
+    AuthenticationError,
+    IntegrityError,
+    ProtocolError,
+    ReducerError,
+    ReducerUnavailableError,
+    from_engine,
+)
+from reducer_client.registry.dial import Dialer
+from reducer_client.tables.calls import Call, call_item, refusal
+from reducer_client.tables.connection import Connection
+from reducer_client.tables.outgoing import Outgoing
+from reducer_client.tables.places import Place
+from reducer_client.tables.pulls import Pull
+from reducer_client.tables.shared import Shared, logger
+
+FIRST_WAIT = 0.05  # before the next attempt to connect; doubled each time
+LONGEST_WAIT = 0.5
+HEARTBEAT = 1.0
+CLOSE_SECONDS = 1.0  # for BYE
+# Connections in a row that end by damaged bytes, or what looks like them, each within LONG_LIVED
+# seconds and without any progress.
+MOST_DAMAGES = 10
+LONG_LIVED = 10.0
+_OPEN_NUMBER = 1  # of the call `open` on each connection; other calls have higher ones
+# The checksum of a frame is computed just before the frame is sent, so that its bytes are still in
+# the cache. So the next frame is taken when no more than this is unsent.
+_MOST_UNSENT = 256 << 10
+# After these errors of a lane the connection is made again.
+_PASSING = (ErrorCode.UNAVAILABLE, ErrorCode.INTEGRITY, ErrorCode.CORRUPTED, ErrorCode.INTERNAL)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All in seconds. ``silence``: without a byte for this long the connection counts as lost."""
+
+    connect_timeout: float
+    reducer_wait: float
+    silence: float
+
+
+class LinkEvents(Protocol):
+    """Who hears of a link. The link holds the lock while it calls."""
+
+    def opened(self, link: LaneLink, notice: Notice) -> None: ...
+
+    def news(self, link: LaneLink, notice: Notice) -> None: ...
+
+    def refused(self, link: LaneLink, notice: Notice) -> None: ...
+
+    def failed(self, link: LaneLink, error: ReducerError) -> None: ...
+
+
+class LaneLink:
+    """The link of one partition, wherever that lives.
+
+    Args:
+        partition: its number; -1 for a link that only asks how many lanes a reducer has.
+        find_place: tells where the partition lives now; the link holds the lock.
+        dialer_to: makes the dialer to a place.
+        hello: the first call on each connection.
+
+    Attributes:
+        place: where the connection leads, or the next attempt.
+        opened: the newest answer to `open`; None until the first.
+        cause: why there is no connection at the moment; "" while there is one.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        find_place: Callable[[], Place],
+        dialer_to: Callable[[Place], Dialer],
+        hello: TableCall,
+        shared: Shared,
+        events: LinkEvents,
+        limits: Limits,
+    ) -> None:
+        self.outgoing = Outgoing()
+        self.partition = partition
+        self.place = find_place()
+        self.opened: Notice | None = None
+        self.cause = "not connected yet"
+        self._find_place = find_place
+        self._dialer_to = dialer_to
+        self._hello = hello
+        self._shared = shared
+        self._events = events
+        self._limits = limits
+        self._down_since = time.monotonic()
+        self._wait = 0.0  # before the next attempt to connect
+        self._damages = 0
+        self._opened_at = 0.0
+        self._is_closing = False
+        self._is_woken = False
+        self._is_moved = False
+        self._room = memoryview(bytearray())
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        name = f"tables {self.place.address}/{self.place.lane}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # --- for callers ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something is to be sent. The caller holds the lock."""
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(OSError):  # the thread has ended
+                self._near.send(b"\0")
+
+    @property
+    def where(self) -> str:
+        return f"the reducer at {self.place.address}, lane {self.place.lane}"
+
+    def moved(self) -> None:
+        """The partition has another place. The caller holds the lock."""
+        self._is_moved = True
+        self.wake()
+
+    def close(self) -> None:
+        """Say BYE and end. The caller holds the lock; `join` waits for the end."""
+        self._is_closing = True
+        self._is_woken = False
+        self.wake()
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                try:
+                    self._talk(self._dial())
+                except (OSError, ReducerError, wire.ReductionError) as error:
+                    self._lost(error)
+        except ReducerError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("internal error: the connection to %s ends", self.where)
+            self._fail(ReducerError(f"internal error on the connection to {self.where}: {error!r}"))
+        finally:
+            self._near.close()
+            self._far.close()
+
+    def _dial(self) -> socket.socket:
+        with self._shared.changed:
+            self._is_moved = False
+            self.place = self._find_place()
+        return self._dialer_to(self.place).dial(self._seconds_to_dial())
+
+    def _fail(self, error: ReducerError) -> None:
+        with self._shared.changed:
+            self.cause = str(error)
+            if not self._is_closing:
+                self._events.failed(self, error)
+
+    def _seconds_to_dial(self) -> float:
+        return max(0.1, min(self._limits.silence, self._left()))
+
+    def _left(self) -> float:
+        """Seconds until a lane that is out of reach counts as gone."""
+        return self._down_since + self._limit - time.monotonic()
+
+    @property
+    def _limit(self) -> float:
+        is_new = self.opened is None
+        return self._limits.connect_timeout if is_new else self._limits.reducer_wait
+
+    def _lost(self, error: Exception) -> None:
+        """There is no connection. Waits a moment, or raises the error that ends the link."""
+        if self._is_closing:
+            return
+        if not self.cause:
+            self._down_since = time.monotonic()
+            logger.info("%s: the connection is lost: %s", self.where, error)
+        self.cause = str(error) or type(error).__name__
+        self._check_passing(error)
+        if self._left() <= 0:
+            raise ReducerUnavailableError(
+                f"{self.where} cannot be reached for {self._limit:g} s: {self.cause}"
+            )
+        self._wait = min(LONGEST_WAIT, 2 * self._wait or FIRST_WAIT)
+        self._sleep(min(self._wait * random.uniform(0.5, 1.0), max(0.0, self._left())))
+
+    def _check_passing(self, error: Exception) -> None:
+        """Raises the error unless it may pass, as a lost connection may.
+
+        Damaged bytes look like a breach of the protocol to the side that reads them.
+        """
+        if isinstance(error, OSError):
+            return
+        if isinstance(error, wire.ReductionError):
+            kind = ProtocolError if self.opened is None else IntegrityError
+            error = kind(f"{self.where}: {error}")
+        lived = time.monotonic() - self._opened_at
+        self._damages = 1 if lived > LONG_LIVED else self._damages + 1
+        may_pass = isinstance(error, ProtocolError | IntegrityError | AuthenticationError)
+        if self.opened is None or not may_pass or self._damages >= MOST_DAMAGES:
+            raise error
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._is_closing and (left := until - time.monotonic()) > 0:
+            self._far.settimeout(left)
+            with contextlib.suppress(OSError):
+                self._far.recv(64)
+            self._far.setblocking(False)
+            with self._shared.changed:
+                self._is_woken = False
+
+    def _talk(self, sock: socket.socket) -> None:
+        """Use the connection until it ends, which is an error, or until the link closes."""
+        connection = Connection(sock, self._far, self._target, self._take)
+        try:
+            hello = call_item(_OPEN_NUMBER, self._hello)
+            connection.put(hello.header, hello.payload)
+            while not self._is_closing:
+                self._drain_wakes()
+                if self._is_moved:
+                    raise ConnectionError("another reducer has the partition now")
+                if not self.cause:
+                    self._fill(connection)
+                if not connection.step(self._next_due(connection)):
+                    raise ConnectionError("the reducer closed the connection")
+                self._look_at_clock(connection)
+            connection.put(Header(kind=MessageKind.BYE))
+            connection.flush(CLOSE_SECONDS)
+        finally:
+            connection.close()
+
+    def _drain_wakes(self) -> None:
+        with self._shared.changed:  # what is put in from here on wakes the thread again
+            if not self._is_woken:
+                return
+            self._is_woken = False
+            with contextlib.suppress(BlockingIOError):
+                self._far.recv(64)
+
+    def _fill(self, connection: Connection) -> None:
+        while connection.unsent <= _MOST_UNSENT:
+            with self._shared.changed:
+                item = self.outgoing.take()
+                if item is None:
+                    return
+                if item.marks is not None:
+                    item.header.done = item.marks[item.header.chunk]
+            connection.put(item.header, item.payload)
+
+    def _next_due(self, connection: Connection) -> float:
+        now = time.monotonic()
+        due = min(connection.sent_at + HEARTBEAT, connection.heard_at + self._limits.silence)
+        return max(0.0, due - now)
+
+    def _look_at_clock(self, connection: Connection) -> None:
+        now = time.monotonic()
+        if now - connection.heard_at >= self._limits.silence:
+            raise ConnectionError(f"no byte came for {self._limits.silence:g} s")
+        if now - connection.sent_at >= HEARTBEAT and not connection.unsent and not self.cause:
+            connection.put(Header(kind=MessageKind.HEARTBEAT))
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _target(self, header: Header) -> memoryview:
+        """Memory for a payload. Values of a shard are all read into one place."""
+        size = header.length + HEADER_SIZE
+        if header.kind != MessageKind.VALUE:
+            return memoryview(bytearray(size))
+        with self._shared.changed:
+            item = self.outgoing.find(_pull_key(header))
+        if item is None:
+            return SKIP
+        assert isinstance(item.waiter, Pull)
+        item.waiter.check(header, self.where)
+        if len(self._room) < size:
+            self._room = memoryview(bytearray(size))
+        return self._room
+
+    def _take(self, frame: Frame) -> None:
+        header, payload = frame.header, frame.payload
+        kind = header.kind
+        if kind == MessageKind.RECEIPT:
+            self._damages = 0
+            with self._shared.changed:
+                item = self.outgoing.receipted(header)
+                if item is not None and item.waiter is not None:
+                    item.waiter.answered(item, header)
+        elif kind == MessageKind.VALUE:
+            self._take_value(header, payload)
+        elif kind == MessageKind.NOTICE:
+            self._take_notice(header.key, messages.decode(Notice, payload or b""))
+        elif kind == MessageKind.ERROR:
+            raise self._told(messages.decode(messages.Error, payload or b""))
+        elif kind not in (MessageKind.HEARTBEAT, MessageKind.GOAWAY):
+            raise wire.BadFrameError(f"{MessageKind(kind).name} on a connection for tables")
+
+    def _take_value(self, header: Header, payload: memoryview | None) -> None:
+        self._damages = 0
+        key = _pull_key(header)
+        with self._shared.changed:
+            item = self.outgoing.find(key)
+            if item is None or payload is None:
+                self.outgoing.answered(key)
+                return
+            pull = item.waiter
+            assert isinstance(pull, Pull)
+            pull.begin_write()
+        try:
+            pull.write(header, payload)
+        finally:
+            with self._shared.changed:
+                self.outgoing.answered(key)
+                pull.end_write(header)
+
+    def _take_notice(self, number: int, notice: Notice) -> None:
+        with self._shared.changed:
+            if notice.call == "open":
+                self._take_open(notice)
+            elif not number:
+                self._events.news(self, notice)
+            else:
+                key = (int(MessageKind.TABLE), number, 0, 0)
+                item = self.outgoing.find(key) if notice.more else self.outgoing.answered(key)
+                if item is not None and isinstance(item.waiter, Call):
+                    item.waiter.take(notice)
+                elif notice.code:
+                    self._events.refused(self, notice)
+            self._shared.changed.notify_all()
+
+    def _take_open(self, notice: Notice) -> None:
+        if notice.code:
+            if notice.code in _PASSING:
+                raise _PassingError(notice.message)
+            raise refusal(notice, self.where)
+        self.outgoing.credit = notice.credit
+        self._events.opened(self, notice)
+        self.opened = notice
+        self.cause = ""
+        self._wait = 0.0
+        self._opened_at = time.monotonic()
+
+    def _told(self, error: messages.Error) -> Exception:
+        if error.code in _PASSING:
+            return _PassingError(f"{self.where}: {error.message}")
+        text = f"{self.where}: {error.message}"
+        return from_engine((error.code, text, error.rank, error.reason, error.key, error.round))
+
+
+class _PassingError(ConnectionError):
+    """The lane has ended the connection for a reason that may pass."""
+
+
+def _pull_key(header: Header) -> tuple[int, int, int, int]:
+    return int(MessageKind.PULL), header.key, header.chunk, header.round

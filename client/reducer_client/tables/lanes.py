@@ -1,0 +1,246 @@
+"""The connections to all lanes of a job's reducers, and the tables that use them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from reducer.wire.checks import INCARNATION_BYTES
+from reducer.wire.table_messages import Notice, TableCall
+from reducer_client.errors import (
+    ClosedError,
+    JoinError,
+    ReducerError,
+    ReducerUnavailableError,
+    RoundTimeoutError,
+)
+from reducer_client.registry.dial import Dialer
+from reducer_client.tables.calls import Call
+from reducer_client.tables.lane_link import LaneLink, Limits
+from reducer_client.tables.outgoing import Item
+from reducer_client.tables.places import Place, Places, spread
+from reducer_client.tables.settings import READER, Settings
+from reducer_client.tables.shared import Shared
+from reducer_client.trust import Trust
+
+_JOIN_SECONDS = 2.0  # for the end of a link's thread
+
+
+class TableSide(Protocol):
+    """A table, as the connections see it. The caller of each method holds the lock."""
+
+    @property
+    def key(self) -> int: ...
+
+    def reopened(self, partition: int) -> tuple[list[Item], list[Item]]:
+        """What to tell a lane on a new connection: at once, and behind all pushes."""
+
+    def lost_by(self, partition: int, where: str) -> None:
+        """A lane has started again, without the table."""
+
+    def news(self, partition: int, notice: Notice) -> None: ...
+
+    def refused(self, partition: int, notice: Notice) -> None:
+        """A lane has refused a call to which no answer was expected."""
+
+    def fail(self, error: ReducerError) -> None: ...
+
+
+class Lanes:
+    """The links of all partitions."""
+
+    def __init__(self, settings: Settings, trust: Trust, shared: Shared) -> None:
+        self._settings = settings
+        self._trust = trust
+        self._shared = shared
+        self._limits = Limits(settings.connect_timeout, settings.reducer_wait, settings.silence)
+        self._hello = TableCall(
+            "open",
+            job=settings.job,
+            run_id=settings.run_id,
+            worker=settings.worker,
+            incarnation=secrets.token_bytes(INCARNATION_BYTES),
+        )
+        self._places = Places([], self._moved)
+        self._links: list[LaneLink] = []  # by partition
+        self._probes: list[LaneLink] = []
+        self._tables: dict[str, TableSide] = {}
+        self._last_number = 1
+        self._is_closed = False
+
+    @property
+    def partitions(self) -> int:
+        """The number of lanes of all reducers."""
+        return len(self._places)
+
+    def open(self) -> None:
+        """Connect to all lanes. Raises ReducerErrors."""
+        places = spread(self._count_lanes())
+        hello = replace(self._hello, partitions=len(places))
+        with self._shared.changed:
+            if self._is_closed:
+                raise ClosedError("this parameter server is closed", reason="closed")
+            self._places = Places(places, self._moved)
+            for partition in range(len(places)):
+                find = partial(self._places.of, partition)
+                self._links.append(self._link(partition, find, replace(hello, partition=partition)))
+        for link in self._links:
+            link.start()
+        self._wait_for(self._links)
+        self._check_incarnations()
+
+    def where(self, partition: int) -> str:
+        return self._links[partition].where
+
+    def next_number(self) -> int:
+        """The number of the next call. The caller holds the lock."""
+        self._last_number += 1
+        return self._last_number
+
+    def put(self, partition: int, items: Iterable[Item], *, urgent: bool = False) -> None:
+        """Send these frames. The caller holds the lock."""
+        link = self._links[partition]
+        link.outgoing.put(items, urgent=urgent)
+        link.wake()
+
+    def call(
+        self,
+        partition: int,
+        message: TableCall,
+        table: int = 0,
+        then: Callable[[Notice], None] | None = None,
+    ) -> Call:
+        """Send a call. The caller holds the lock."""
+        call = Call(self.next_number(), message, then)
+        self.put(partition, [call.item(table)])
+        return call
+
+    def add(self, name: str, table: TableSide) -> None:
+        self._tables[name] = table
+
+    def remove(self, name: str) -> TableSide | None:
+        """Forget a table, and what waits for its lanes. The caller holds the lock."""
+        table = self._tables.pop(name, None)
+        if table is not None:
+            self.give_up(table.key)
+        return table
+
+    def give_up(self, table: int, pull: int = 0) -> None:
+        """Nobody waits for these frames any more. The caller holds the lock."""
+        for link in self._links:
+            link.outgoing.give_up(table, pull)
+
+    def close(self) -> None:
+        """Say BYE to all lanes, and end the threads."""
+        with self._shared.changed:
+            self._is_closed = True
+            links = [*self._probes, *self._links]
+            for link in links:
+                link.close()
+        until = time.monotonic() + _JOIN_SECONDS
+        for link in links:
+            link.join(max(0.0, until - time.monotonic()))
+
+    # --- events of the links, with the lock held ------------------------------------------------
+
+    def opened(self, link: LaneLink, notice: Notice) -> None:
+        before = link.opened
+        link.outgoing.reopened()
+        if before is None or link.partition < 0:
+            return
+        if self._has_lost_tables(link, before, notice):
+            for table in list(self._tables.values()):
+                table.lost_by(link.partition, link.where)
+        for table in list(self._tables.values()):
+            at_once, behind = table.reopened(link.partition)
+            link.outgoing.put(at_once, urgent=True)
+            link.outgoing.put(behind)
+
+    def _has_lost_tables(self, link: LaneLink, before: Notice, now: Notice) -> bool:
+        """Whether another start of the lane has answered. Raises JoinError for other lanes."""
+        if link.place.term:
+            return link.place.incarnation != now.incarnation
+        if now.lanes != before.lanes:
+            raise JoinError(
+                f"{link.where}: the reducer has started again with {now.lanes} lanes, it had "
+                f"{before.lanes}; tables are spread over a fixed number of lanes"
+            )
+        return now.incarnation != before.incarnation
+
+    def _moved(self, partition: int) -> None:
+        self._links[partition].moved()
+
+    def news(self, link: LaneLink, notice: Notice) -> None:
+        table = self._tables.get(notice.name)
+        if table is not None:
+            table.news(link.partition, notice)
+
+    def refused(self, link: LaneLink, notice: Notice) -> None:
+        table = self._tables.get(notice.name)
+        if table is not None:
+            table.refused(link.partition, notice)
+
+    def failed(self, link: LaneLink, error: ReducerError) -> None:
+        self.fail(error)
+
+    def fail(self, error: ReducerError) -> None:
+        """End the parameter server. The caller holds the lock."""
+        self._shared.end(error)
+        for table in self._tables.values():
+            table.fail(error)
+
+    # --- connecting -----------------------------------------------------------------------------
+
+    def _link(self, partition: int, find: Callable[[], Place], hello: TableCall) -> LaneLink:
+        return LaneLink(partition, find, self._dialer_to, hello, self._shared, self, self._limits)
+
+    def _dialer_to(self, place: Place) -> Dialer:
+        trust = self._trust
+        return Dialer(place.address, self._settings.job, trust.key, trust.tls, place.lane)
+
+    def _count_lanes(self) -> list[tuple[str, int]]:
+        """The addresses of the reducers, and how many lanes each has."""
+        addresses = self._settings.addresses
+        as_reader = replace(self._hello, worker=READER)
+        with self._shared.changed:
+            for address in addresses:
+                self._probes.append(self._link(-1, partial(Place, address, 0), as_reader))
+        for probe in self._probes:
+            probe.start()
+        self._wait_for(self._probes)
+        counts = [0 if probe.opened is None else probe.opened.lanes for probe in self._probes]
+        with self._shared.changed:
+            for probe in self._probes:
+                probe.close()
+        return list(zip(addresses, counts, strict=True))
+
+    def _wait_for(self, links: list[LaneLink]) -> None:
+        def describe(seconds: float) -> str:
+            missing = [f"{link.where} ({link.cause})" for link in links if link.opened is None]
+            return f"not connected within {seconds:g} s: {'; '.join(missing)}"
+
+        # The links end with an error of their own, which says more, at the same time.
+        limit = self._limits.connect_timeout + 1.0
+        with self._shared.changed:
+            try:
+                self._shared.wait_until(
+                    lambda: all(link.opened is not None for link in links), limit, describe
+                )
+            except RoundTimeoutError as error:
+                raise ReducerUnavailableError(str(error)) from None
+
+    def _check_incarnations(self) -> None:
+        """Raises JoinError if two addresses lead to the same lane."""
+        seen: dict[bytes, LaneLink] = {}
+        for link in self._links:
+            assert link.opened is not None
+            other = seen.setdefault(link.opened.incarnation, link)
+            if other is not link:
+                raise JoinError(
+                    f"{other.where} and {link.where} are one lane: the list of addresses names a "
+                    "reducer twice"
+                )

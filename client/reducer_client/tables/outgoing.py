@@ -1,0 +1,206 @@
+"""The frames for one lane: those that wait, and those that were sent and have no answer yet.
+
+Laws:
+
+- Pushes and calls are sent in the order in which they were put in. A pull is sent behind all
+  pushes that were put in before it; later pushes may overtake it, because a pull may wait at the
+  lane for other workers, and they may wait for those pushes. Urgent frames come first.
+- A frame with an answer stays until its answer. After a lost connection all such frames are sent
+  again, in their order, before those that were never sent.
+- The cost of the frames without an answer is at most the credit, and that of pulls at most half of
+  it, so that pulls never keep pushes back. One frame is always allowed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol, TypeAlias
+
+from reducer.wire.codes import Flag, MessageKind, Outcome
+from reducer.wire.header import Header
+
+# (kind of the frame, its numbers): what an answer names.
+AnswerKey: TypeAlias = tuple[int, int, int, int]
+
+_PUSH = int(MessageKind.PUSH)
+_PULL = int(MessageKind.PULL)
+_TABLE = int(MessageKind.TABLE)
+_VALUES = int(Flag.VALUES)
+_HELD = int(Outcome.HELD)
+_EMPTY = memoryview(b"")
+# The arrays of a shard, in the order in which their first values are sent: slots, then parameters.
+_ROOTS = (*range(1, 8), 0)
+
+
+class Waiter(Protocol):
+    """Whoever waits for the answer to an item. The caller of `answered` holds the lock."""
+
+    def answered(self, item: Item, header: Header) -> None: ...
+
+
+class Item:
+    """One frame for a lane.
+
+    ``answers``: how many frames answer it. ``cost``: bytes of credit that it takes until then.
+    ``table``: the key of its table, or 0. ``marks``: by shard, the number up to which receipts have
+    come; the frame says what holds when it is sent.
+    """
+
+    __slots__ = (
+        "answers", "charged", "cost", "header", "is_given_up", "left", "marks", "order", "payload",
+        "table", "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        header: Header,
+        payload: memoryview = _EMPTY,
+        *,
+        waiter: Waiter | None = None,
+        answers: int = 0,
+        cost: int = 0,
+        table: int = 0,
+        marks: list[int] | None = None,
+    ) -> None:
+        self.header = header
+        self.payload = payload
+        self.waiter = waiter
+        self.answers = answers
+        self.cost = cost
+        self.table = table
+        self.marks = marks
+        self.left = answers  # answers that have not come
+        self.charged = 0  # of the credit, at the moment
+        self.order = 0
+        self.is_given_up = False
+
+    @property
+    def is_pull(self) -> bool:
+        return self.header.kind == _PULL
+
+    @property
+    def key(self) -> AnswerKey:
+        header = self.header
+        if header.kind == _PUSH:
+            is_first = header.flags & _VALUES
+            return _PUSH, header.key, header.chunk, -1 - header.root if is_first else header.round
+        if header.kind == _PULL:
+            return _PULL, header.key, header.chunk, header.round
+        return _TABLE, header.key, 0, 0
+
+
+class Outgoing:
+    """The caller of each method holds the lock."""
+
+    def __init__(self) -> None:
+        self.credit = 0
+        self._urgent: deque[Item] = deque()
+        self._ordered: deque[Item] = deque()
+        self._pulls: deque[Item] = deque()
+        self._sent: dict[AnswerKey, Item] = {}
+        self._last_order = 0
+        self._charged = 0
+        self._charged_pulls = 0
+
+    def __bool__(self) -> bool:
+        """Whether a frame waits or has no answer yet."""
+        return bool(self._urgent or self._ordered or self._pulls or self._sent)
+
+    def put(self, items: Iterable[Item], *, urgent: bool = False) -> None:
+        for item in items:
+            self._last_order += 1
+            item.order = self._last_order
+            queue = self._pulls if item.is_pull else self._ordered
+            (self._urgent if urgent else queue).append(item)
+
+    def take(self) -> Item | None:
+        """The next frame that may be sent now, if there is one."""
+        ordered, pulls = self._ordered, self._pulls
+        if self._urgent:
+            item = self._urgent.popleft()
+        elif ordered and self._may_send(ordered[0]):
+            item = ordered.popleft()
+        elif pulls and not (ordered and ordered[0].order < pulls[0].order) and self._may_pull():
+            item = pulls.popleft()
+        else:
+            return None
+        if item.answers:
+            self._sent[item.key] = item
+            self._charge(item, item.cost)
+        return item
+
+    def find(self, key: AnswerKey) -> Item | None:
+        """The sent frame that an answer names. None: nobody waits for the answer."""
+        item = self._sent.get(key)
+        return None if item is None or item.is_given_up else item
+
+    def answered(self, key: AnswerKey) -> Item | None:
+        """An answer has come. Returns its frame; None if nobody waits for the answer."""
+        item = self._sent.get(key)
+        if item is None:
+            return None
+        item.left -= 1
+        if item.left <= 0:
+            del self._sent[key]
+            self._charge(item, 0)
+        return None if item.is_given_up else item
+
+    def receipted(self, header: Header) -> Item | None:
+        """The frame of a RECEIPT. First values are answered in the order of `_ROOTS`.
+
+        HELD gives the credit back, but the frame stays until its outcome.
+        """
+        if not header.round:
+            keys = ((_PUSH, header.key, header.chunk, -1 - root) for root in _ROOTS)
+            return next((self.answered(key) for key in keys if key in self._sent), None)
+        key = (_PUSH, header.key, header.chunk, header.round)
+        if header.flags != _HELD:
+            return self.answered(key)
+        if (item := self._sent.get(key)) is not None:
+            self._charge(item, 0)
+        return None
+
+    def give_up(self, table: int, pull: int = 0) -> None:
+        """Nobody waits any more for the frames of a table, or only for those of one pull of it.
+
+        Frames that were sent keep their credit until the lane answers them.
+        """
+
+        def concerns(item: Item) -> bool:
+            return item.table == table and (
+                not pull or (item.is_pull and item.header.round == pull)
+            )
+
+        for item in filter(concerns, self._sent.values()):
+            item.is_given_up = True
+        for queue in (self._urgent, self._ordered, self._pulls):
+            kept = [item for item in queue if not concerns(item)]
+            queue.clear()
+            queue.extend(kept)
+
+    def reopened(self) -> None:
+        """The connection is a new one: what has no answer is sent again."""
+        again = [item for item in self._sent.values() if not item.is_given_up]
+        self._sent.clear()
+        self._charged = self._charged_pulls = 0
+        again.sort(key=lambda item: -item.order)
+        for item in again:
+            item.left, item.charged = item.answers, 0
+            (self._pulls if item.is_pull else self._ordered).appendleft(item)
+        self._urgent.clear()  # the tables say again what still matters
+
+    def _charge(self, item: Item, cost: int) -> None:
+        change, item.charged = cost - item.charged, cost
+        self._charged += change
+        if item.is_pull:
+            self._charged_pulls += change
+
+    def _may_send(self, item: Item) -> bool:
+        return not item.cost or not self._charged or self._charged + item.cost <= self.credit
+
+    def _may_pull(self) -> bool:
+        cost = self._pulls[0].cost
+        return not self._charged or (
+            self._charged + cost <= self.credit and self._charged_pulls + cost <= self.credit // 2
+        )

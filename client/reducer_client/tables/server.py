@@ -1,0 +1,375 @@
+"""``parameter_server``: connects to the reducers, and makes, finds and drops tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+
+from reducer.optimizers import Optimizer
+from reducer.optimizers.fields import KINDS
+from reducer.wire.codes import MAX_TABLE_NAME_BYTES
+from reducer.wire.table_messages import Notice, TableCall
+from reducer_client.errors import ClosedError, ReducerError, RoundTimeoutError
+from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.tables.calls import Call
+from reducer_client.tables.context import TableContext
+from reducer_client.tables.description import Description, TableInfo, describe, digest_of
+from reducer_client.tables.first_values import FirstValues
+from reducer_client.tables.lanes import Lanes
+from reducer_client.tables.layout import Vector, find_tensors, make_layout
+from reducer_client.tables.modes import GivenMode, find_mode
+from reducer_client.tables.settings import READER, Settings, resolve
+from reducer_client.tables.shared import Shared, Timeout, as_seconds
+from reducer_client.tables.table import Table
+from reducer_client.tables.table_state import TableState
+from reducer_client.trust import Trust, resolve_trust
+
+_CLOSE_SECONDS = 5.0  # for the receipts of pushes on their way
+_LOOK_AGAIN = 0.1  # seconds until `attach` looks for a table again
+_LIST_SECONDS = 1.0  # for the answers to one look, at least
+
+
+class ParameterServer:
+    """The tables of a job, on its reducers. A context manager: it closes at the end of the block.
+
+    Attributes:
+        job: the job whose tables these are.
+        worker: this worker's number; None for a reader.
+        workers: the number of workers; None if it is not known.
+    """
+
+    def __init__(self, settings: Settings, trust: Trust) -> None:
+        self.job = settings.job
+        self.worker = None if settings.worker == READER else settings.worker
+        self.workers = settings.workers
+        self._number = settings.worker
+        self._shared = Shared(settings.timeout)
+        self._interrupts = EndOnInterrupt(self._end_on_interrupt)
+        self._lanes = Lanes(settings, trust, self._shared)
+        self._tables: dict[str, Table] = {}
+        try:
+            self._lanes.open()
+        except BaseException:
+            self._lanes.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<ParameterServer job={self.job!r} worker={self.worker} lanes={self.lanes}>"
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes over which tables are spread."""
+        return self._lanes.partitions
+
+    def table(
+        self,
+        name: str,
+        tensors: Mapping[str, object] | Iterable[tuple[str, object]],
+        *,
+        optimizer: Optimizer,
+        mode: GivenMode = "async",
+        initial: bool = True,
+        timeout: Timeout | None = None,
+    ) -> Table:
+        """Make a table, or take part in one that another worker has made.
+
+        All workers describe the table in the same way.
+
+        Args:
+            name: the name of the table; 256 bytes at most.
+            tensors: the first values, as ``{name: array}`` or as pairs. float32; they are copied.
+            optimizer: from `reducer.optimizers`. ``NoOptimizer()``: the table holds the mean of the
+                last step, or the last push.
+            mode: ``"async"``, ``"sync"``, `Async`, `SSP`, `Sync` or `KOfN`.
+            initial: False: this worker brings no first values; only the shapes of ``tensors``
+                count. A pull then waits until another worker has brought them.
+            timeout: seconds; None means the parameter server's ``timeout``.
+
+        Raises:
+            ValueError, TypeError: an argument is not as above.
+            MismatchError: another worker has described the table differently, or has other first
+                values. The text has both.
+            QuotaExceededError: a reducer has too little memory.
+            RoundTimeoutError: the reducers did not answer in time.
+        """
+        if self.worker is None:
+            raise ValueError(f"table {name!r}: a reader cannot make it: use attach({name!r})")
+        self._check_name(name)
+        if not isinstance(optimizer, tuple(KINDS.values())):
+            raise TypeError(
+                f"table {name!r}: optimizer={optimizer!r:.100}: expected one of reducer.optimizers "
+                f"({', '.join(kind.__name__ for kind in KINDS.values())})"
+            )
+        found, arrays = find_tensors(name, tensors)
+        layout = make_layout(name, found, self.lanes)
+        wire = find_mode(mode).on_the_wire(self.workers)
+        flat: Vector | None = None
+        if initial:
+            flat = layout.empty_vector()
+            layout.copy_in(arrays, flat)
+        digest = b"" if flat is None else digest_of(flat)
+        description = Description(layout, optimizer, wire, digest)
+        first = None if flat is None else FirstValues(self._shared, layout, self._number, [flat])
+        return self._register(description, first, as_seconds(timeout))
+
+    def attach(self, name: str, timeout: Timeout | None = None) -> Table:
+        """Take part in a table whose tensors, optimizer and mode the reducers tell.
+
+        Waits until another worker has made it.
+
+        Raises:
+            RoundTimeoutError: nobody made the table in time. The text names the tables that exist.
+            ValueError: this parameter server has the table already.
+        """
+        self._shared.check_process()
+        self._check_name(name)
+        limit = as_seconds(timeout)
+        deadline = time.monotonic() + (self._shared.timeout if limit is None else limit)
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            by_name = self._list(max(left, _LIST_SECONDS))
+            if name in by_name:
+                _, description = describe(by_name[name])
+                if _is_complete(description, by_name[name]):
+                    return self._register(description, None, limit)
+            self._pause(min(_LOOK_AGAIN, left), name, by_name)
+
+    def tables(self, timeout: Timeout | None = None) -> list[TableInfo]:
+        """All tables of the job and run, by name."""
+        self._shared.check_process()
+        by_name = self._list(as_seconds(timeout))
+        return [describe(by_name[name])[0] for name in sorted(by_name)]
+
+    def drop(self, name: str, timeout: Timeout | None = None) -> None:
+        """Remove a table from the reducers. Its objects cannot be used any more, on any worker.
+
+        Raises ValueError if there is no such table.
+        """
+        self._shared.check_process()
+        if self.worker is None:
+            raise ValueError(f"drop({name!r}): a reader may only pull")
+        limit = as_seconds(timeout)
+        notices = self._list(limit).get(name, [])
+        was_here = self._forget(name)
+        if not notices and not was_here:
+            raise ValueError(f"drop({name!r}): the reducers have no such table")
+        with self._shared.changed:
+            self._shared.check()
+            message = TableCall("drop", name=name)
+            calls = [self._lanes.call(notice.partition, message) for notice in notices]
+        self._wait_for(calls, limit, f"drop({name!r})")
+
+    def close(self, timeout: Timeout = _CLOSE_SECONDS) -> None:
+        """Leave the tables, which stay on the reducers. May be called more than once.
+
+        Waits for the receipts of pushes on their way, ``timeout`` seconds at most. A push without a
+        receipt then fails with ClosedError: it may have been applied, or not.
+        """
+        if self._shared.is_forked:
+            return
+        limit = as_seconds(timeout)
+        with self._shared.changed:
+            if self._shared.failure is None:
+                with suppress(ReducerError):  # the pushes on their way fail below, or have failed
+                    self._shared.wait_until(self._is_quiet, limit, lambda _: "")
+            self._lanes.fail(
+                ClosedError(
+                    f"the parameter server of job {self.job!r} is closed; the outcome of a push "
+                    "without a receipt is unknown",
+                    reason="closed",
+                )
+            )
+        self._lanes.close()
+        self._shared.callbacks.stop()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(_CLOSE_SECONDS if error is None else 0.0)
+
+    # --- private --------------------------------------------------------------------------------
+
+    def _check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= MAX_TABLE_NAME_BYTES:
+            raise ValueError(
+                f"table {name!r:.100}: expected a name of 1 to {MAX_TABLE_NAME_BYTES} bytes"
+            )
+        if name in self._tables:
+            raise ValueError(
+                f"table {name!r}: this parameter server has it already: use that object, or drop "
+                "the table"
+            )
+
+    def _register(
+        self, description: Description, first: FirstValues | None, timeout: float | None
+    ) -> Table:
+        self._shared.check_process()
+        name = description.layout.name
+        limit = self._shared.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        context = TableContext(self._shared, self._lanes, description.layout, self._number)
+        state = TableState(context, description, first)
+        table = Table(state, self._interrupts)
+        with self._shared.changed:
+            self._shared.check()
+            self._check_name(name)
+            self._tables[name] = table
+            self._lanes.add(name, state)
+            calls = [] if state.is_reader else state.register()
+        try:
+            self._wait_for(calls, limit, f"table {name!r}")
+            self._wait_for_values(context, state, max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            self._forget(name)
+            raise
+        return table
+
+    def _wait_for_values(self, context: TableContext, state: TableState, limit: float) -> None:
+        with self._shared.changed:
+            context.wait_until(
+                lambda: state.has_sent_values,
+                limit,
+                lambda _: (
+                    f"table {context.layout.name!r}: the reducers did not take the first "
+                    "values in time"
+                ),
+            )
+
+    def _forget(self, name: str) -> bool:
+        """Returns whether the table was here. What waits for it fails."""
+        with self._shared.changed:
+            table = self._tables.pop(name, None)
+            state = self._lanes.remove(name)
+            if state is not None:
+                state.fail(ClosedError(f"table {name!r} was dropped", reason="dropped"))
+        return table is not None
+
+    def _list(self, timeout: float | None) -> dict[str, list[Notice]]:
+        """The descriptions of each table by the lanes that have a part of it."""
+        with self._shared.changed:
+            self._shared.check()
+            calls = [
+                self._lanes.call(partition, TableCall("list"))
+                for partition in range(self._lanes.partitions)
+            ]
+        by_name: dict[str, list[Notice]] = {}
+        for notice in self._wait_for(calls, timeout, "the list of tables"):
+            if notice.name:
+                by_name.setdefault(notice.name, []).append(notice)
+        return by_name
+
+    def _wait_for(self, calls: Sequence[Call], timeout: float | None, what: str) -> list[Notice]:
+        def describe_missing(seconds: float) -> str:
+            missing = sum(not call.done for call in calls)
+            return f"{what}: {missing} of {len(calls)} lanes did not answer within {seconds:g} s"
+
+        with self._shared.changed:
+            self._shared.wait_until(
+                lambda: all(call.done for call in calls), timeout, describe_missing
+            )
+        return [notice for call in calls for notice in call.check(what)]
+
+    def _pause(self, seconds: float, name: str, found: Iterable[str]) -> None:
+        """Wait before the next look for a table. Raises RoundTimeoutError if no time is left."""
+        if seconds <= 0:
+            known = ", ".join(map(repr, sorted(found))) or "none"
+            raise RoundTimeoutError(
+                f"attach({name!r}): no worker has made this table in time; tables of job "
+                f"{self.job!r}: {known}",
+                reason="timeout",
+            )
+        with self._shared.changed, suppress(RoundTimeoutError):
+            self._shared.wait_until(lambda: False, seconds, lambda _: "")
+
+    def _is_quiet(self) -> bool:
+        return all(table.is_quiet for table in self._tables.values())
+
+    def _end_on_interrupt(self, interrupt: BaseException) -> None:
+        with self._shared.changed:
+            self._lanes.fail(
+                ClosedError(
+                    f"the parameter server of job {self.job!r} has ended: an interrupt "
+                    f"({interrupt!r}) left a push or a call unfinished",
+                    reason="interrupted",
+                )
+            )
+
+
+def parameter_server(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    job: str | None = None,
+    worker: int | None = None,
+    workers: int | None = None,
+    run_id: str | None = None,
+    reader: bool = False,
+    connect_timeout: float | None = None,
+    reducer_wait: float | None = None,
+    silence: float | None = None,
+    timeout: float | None = None,
+    key: bytes | None = None,
+    key_file: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+) -> ParameterServer:
+    """Connect to the reducers of a job, for tables. Returns when all lanes have answered.
+
+    If ``addresses``, ``job``, ``worker``, ``workers`` or ``run_id`` is None, its value comes from
+    ``REDUCER_ADDRS``, ``REDUCER_JOB``, ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE`` or
+    ``REDUCER_RUN_ID``, else from the variables of the launcher or the cluster, as in `connect`.
+
+    Args:
+        addresses: ``host:port`` of every reducer, in the same order on all workers.
+        job: name of the job, equal on all workers.
+        worker: the number of this worker, from 0 on, different on every worker. A process that
+            starts again with the number of another one takes its place.
+        workers: the number of workers; tables with common steps need it.
+        run_id: id of this run of the job; tables of other runs are others. "" by default.
+        reader: this process only pulls, and has no number: an evaluator, for example.
+        connect_timeout: seconds in which all reducers must be reached. By default
+            ``REDUCER_CONNECT_TIMEOUT``, else 60.
+        reducer_wait: seconds after which a reducer that cannot be reached ends the parameter
+            server. By default ``REDUCER_WAIT``, else 30.
+        silence: seconds without a byte after which a connection counts as lost and is made again.
+            By default ``REDUCER_SILENCE``, else 5.
+        timeout: default of all timeouts of pushes, pulls and calls, in seconds; by default 300.
+        key, key_file, tls_cert, tls_key, tls_ca: as in `connect`.
+
+    Raises:
+        ValueError: a setting is missing or invalid.
+        AuthenticationError: a reducer and this client do not trust each other.
+        ReducerUnavailableError: a reducer could not be reached within ``connect_timeout``.
+        JoinError: the list of addresses names a reducer twice.
+        QuotaExceededError: the job would exceed its share of connections.
+        ProtocolError: the process at an address is not a reducer, or is too old for tables.
+    """
+    settings = resolve(
+        addresses,
+        job=job,
+        worker=worker,
+        workers=workers,
+        run_id=run_id,
+        reader=reader,
+        connect_timeout=connect_timeout,
+        reducer_wait=reducer_wait,
+        silence=silence,
+        timeout=timeout,
+    )
+    trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=settings.job)
+    return ParameterServer(settings, trust)
+
+
+def _is_complete(description: Description, notices: Sequence[Notice]) -> bool:
+    """Whether all lanes with shards of a table have told of it."""
+    told = {notice.partition for notice in notices}
+    parts = enumerate(description.layout.by_partition)
+    return told >= {partition for partition, shards in parts if shards}

@@ -1,0 +1,63 @@
+"""The settings of a parameter server. `reducer_client.config` finds them in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reducer_client import config
+
+READER = -1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times are in seconds. ``worker``: READER if this process only reads. ``workers``: the number
+    of workers; None if nothing tells it.
+    """
+
+    addresses: tuple[str, ...]
+    job: str
+    worker: int
+    workers: int | None
+    run_id: str
+    connect_timeout: float
+    reducer_wait: float
+    silence: float
+    timeout: float
+
+
+def resolve(
+    addresses: str | Sequence[str] | None,
+    *,
+    job: str | None,
+    worker: int | None,
+    workers: int | None,
+    run_id: str | None,
+    reader: bool,
+    connect_timeout: float | None,
+    reducer_wait: float | None,
+    silence: float | None,
+    timeout: float | None,
+) -> Settings:
+    """Resolve the settings from arguments and environment. Raises ValueError."""
+    if reader and worker is not None:
+        raise ValueError(f"worker={worker} and reader=True: a reader has no number")
+    rank, size = (None, workers) if reader else config.find_worker(worker, workers)
+    return Settings(
+        addresses=config.require_addresses(addresses).value,
+        job=config.require_job(addresses, job),
+        worker=READER if rank is None else rank,
+        workers=size,
+        run_id=config.resolve_run_id(run_id),
+        connect_timeout=config.resolve_seconds("connect_timeout", connect_timeout),
+        reducer_wait=config.resolve_seconds("reducer_wait", reducer_wait),
+        silence=config.resolve_seconds("lane_silence", silence),
+        timeout=config.DEFAULT_STEP_TIMEOUT if timeout is None else _above_zero(timeout),
+    )
+
+
+def _above_zero(timeout: float) -> float:
+    if not 0 < float(timeout) < float("inf"):
+        raise ValueError(f"timeout={timeout!r}: expected seconds above 0")
+    return float(timeout)

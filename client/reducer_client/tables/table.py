@@ -1,0 +1,361 @@
+"""A table, as a worker uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from reducer.optimizers import NoOptimizer, Optimizer
+from reducer.wire.table_messages import Notice, TableCall
+from reducer_client.arrays import Array
+from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.tables.context import TableContext
+from reducer_client.tables.finite import is_within, name_bad_tensors
+from reducer_client.tables.layout import Layout, Vector
+from reducer_client.tables.modes import SSP, Mode
+from reducer_client.tables.pulls import Pull
+from reducer_client.tables.pushes import not_finite
+from reducer_client.tables.receipts import Push
+from reducer_client.tables.shared import Timeout, as_seconds
+from reducer_client.tables.staging import Staging
+from reducer_client.tables.table_state import TableState
+from reducer_client.tables.tally import Counts, Staleness
+
+
+class Table:
+    """Named float32 tensors that the workers of a job share, and that the reducers update.
+
+    ``parameter_server(...).table(...)`` makes one. Any thread may call any method.
+
+    Attributes:
+        name: the name of the table.
+        optimizer: the optimizer with which the reducers apply gradients.
+        mode: when they apply them.
+        shapes: the shape of each tensor, by name.
+    """
+
+    def __init__(self, state: TableState, interrupts: EndOnInterrupt) -> None:
+        description = state.description
+        self.name = description.layout.name
+        self.optimizer: Optimizer = description.optimizer
+        self.mode: Mode = description.mode
+        self.shapes = {tensor.name: tensor.shape for tensor in description.layout.tensors}
+        self._state = state
+        self._table: TableContext = state.context
+        self._layout: Layout = description.layout
+        self._shared = state.context.shared
+        self._interrupts = interrupts
+        self._bases = [0] * self._layout.shards
+        self._last_push = 0
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r} {self.mode} version={self.version}>"
+
+    # --- pushes ---------------------------------------------------------------------------------
+
+    def push(
+        self, gradients: Mapping[str, object], copy: bool = True, timeout: Timeout | None = None
+    ) -> Push:
+        """Send a gradient to the reducers. Returns before they have it.
+
+        Args:
+            gradients: for each tensor of the table, by its name, a float32 array of its shape:
+                NumPy, or anything with the buffer protocol or ``__array__``.
+            copy: False promises that the arrays stay unchanged until the receipt. They are then not
+                copied if they lie behind each other in memory, in the order of the tensors, as the
+                arrays of a `pull` do.
+            timeout: seconds that the call may wait until all first values have come, and while too
+                many pushes are in flight. None means the parameter server's ``timeout``.
+
+        Raises:
+            ValueError: names are missing or unknown, or a shape differs.
+            TypeError: an array is not float32.
+            NumericError: a value is NaN or Inf, or has a magnitude of 2^63 or more. Nothing was
+                sent.
+            RoundTimeoutError: the call had to wait for too long. Nothing was sent.
+            StateLostError: a reducer has lost the table.
+            ReducerError: the parameter server has ended.
+        """
+        self._check_writer("push")
+        arrays = self._layout.check("a gradient", gradients)
+        limit = as_seconds(timeout)
+        staging, carried = self._acquire(
+            None if copy else self._layout.as_vector(arrays), arrays, limit
+        )
+        is_submitted = False
+        try:
+            self._fill(staging, arrays, carried)
+            push = self._submit(staging)
+            is_submitted = True
+        finally:
+            with self._shared.changed:
+                if not is_submitted:
+                    self._give_back(staging, carried)
+                else:
+                    for each in carried:
+                        self._table.pool.release(each)
+        return push
+
+    def _acquire(
+        self, borrowed: Vector | None, arrays: list[Array], limit: float | None
+    ) -> tuple[Staging, list[Staging]]:
+        steps = self._state.steps
+        with self._shared.changed:
+            self._check()
+            self._table.wait_until(lambda: self._state.is_ready, limit, self._describe_first_values)
+            self._state.drop_first_values()
+            carried = steps.take_carried() if steps is not None else []
+            if carried:
+                borrowed = None  # the sum is ours
+            try:
+                keeps = None if borrowed is None else arrays
+                return self._table.pool.acquire(limit, borrowed, keeps), carried
+            except BaseException:
+                if steps is not None:
+                    steps.put_back(carried)
+                raise
+
+    def _fill(self, staging: Staging, arrays: list[Array], carried: list[Staging]) -> None:
+        if staging.keeps is None:
+            self._layout.copy_in(arrays, staging.vector)
+        for each in carried:
+            np.add(staging.vector, each.vector, out=staging.vector)
+            staging.weight += each.weight
+        if not is_within(staging.vector):
+            with self._shared.changed:
+                self._table.tally.refuse()
+            raise not_finite(self._table, name_bad_tensors(self._layout, staging.vector))
+
+    def _submit(self, staging: Staging) -> Push:
+        with self._interrupts, self._shared.changed:
+            self._check()
+            self._last_push += 1
+            push = Push(self._shared, self.name, self._last_push)
+            if self._state.pushes is not None:
+                self._state.pushes.submit(push, staging, self._bases)
+            elif self._state.steps is not None:
+                self._state.steps.submit(push, staging)
+        return push
+
+    def _give_back(self, staging: Staging, carried: list[Staging]) -> None:
+        self._table.pool.release(staging)
+        if self._state.steps is not None:
+            self._state.steps.put_back(carried)
+
+    # --- pulls ----------------------------------------------------------------------------------
+
+    def pull(
+        self, out: Mapping[str, Array] | None = None, timeout: Timeout | None = None
+    ) -> dict[str, Array]:
+        """Fetch the parameters. Each shard has all pushes of this worker that came before the call.
+
+        With SSP, the call waits until no other worker is too far behind; with common steps, until
+        the step of the last push is over, and all tensors have one version. In the other modes the
+        shards may have different versions.
+
+        Args:
+            out: for each tensor, by its name, a float32 array of its shape into which the values
+                are written. After an error their contents are undefined.
+            timeout: seconds; None means the parameter server's ``timeout``.
+
+        Returns:
+            ``out``, or new arrays that lie behind each other in memory.
+
+        Raises:
+            ValueError, TypeError: ``out`` does not fit the table.
+            RoundTimeoutError: not all values came in time.
+            StateLostError: a reducer has lost the table.
+            ReducerError: the parameter server has ended.
+        """
+        self._shared.check_process()
+        arrays = None if out is None else self._outputs(out)
+        direct = None if arrays is None else self._layout.as_vector(arrays)
+        flat = np.empty(self._layout.count, np.float32) if direct is None else direct
+        self._pull_into([flat], as_seconds(timeout))
+        if arrays is None or out is None:
+            return dict(self._layout.views(flat))
+        if direct is None:
+            self._layout.copy_out(flat, arrays)
+        return dict(out)
+
+    def _outputs(self, out: Mapping[str, Array]) -> list[Array]:
+        arrays = self._layout.check("out", out)
+        for tensor, array in zip(self._layout.tensors, arrays, strict=True):
+            if not array.flags.writeable:
+                raise ValueError(
+                    f"out of table {self.name!r}: tensor {tensor.name!r} is read-only: give an "
+                    "array that can be written"
+                )
+        return arrays
+
+    def _pull_into(self, into: Sequence[Vector], timeout: float | None) -> list[int]:
+        """Pull into vectors. Returns the versions of the shards."""
+        limit = self._shared.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+
+        def describe(_: float) -> str:
+            return self._describe_pull(limit)
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        with self._shared.changed:
+            self._check()
+            self._table.wait_until(lambda: self._state.may_pull, left(), describe)
+            pull = Pull(
+                self._shared,
+                self._layout,
+                self._table.lanes.next_number(),
+                into,
+                self._table.worker,
+            )
+            steps = self._state.steps
+            self._ask(pull, 0 if steps is None else steps.least_version)
+            try:
+                self._table.wait_until(lambda: pull.done, left(), describe)
+                while steps is not None and (most := max(pull.versions)) > min(pull.versions):
+                    self._ask(pull, most)
+                    self._table.wait_until(lambda: pull.done, left(), describe)
+            except BaseException:
+                self._table.lanes.give_up(self._layout.key, pull.number)
+                pull.wait_for_writers()
+                raise
+            self._note(pull.versions)
+            return pull.versions
+
+    def _ask(self, pull: Pull, least_version: int) -> None:
+        """Ask for all shards that have not come, or are older than the version."""
+        state, versions = self._state, pull.versions
+        bound = self.mode.bound if isinstance(self.mode, SSP) else 0
+        least_clock = max(0, state.clock - bound) if isinstance(self.mode, SSP) else 0
+        for partition in state.partitions:
+            wanted = self._layout.by_partition[partition]
+            if pull.was_asked:
+                wanted = tuple(shard for shard in wanted if versions[shard] < least_version)
+            items = pull.items(wanted, least_clock, least_version)
+            self._table.lanes.put(partition, items)
+        pull.was_asked = True
+
+    def _note(self, versions: list[int]) -> None:
+        self._bases = list(versions)
+        for shard, version in enumerate(versions):
+            self._table.note_versions((shard,), version)
+        if self._state.steps is not None:
+            self._state.steps.pulled(min(versions))
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        """End a clock of this worker. Returns the number of clocks that it has ended.
+
+        Holds for all pushes before it. Pulls of other workers of an SSP table wait for it.
+        """
+        self._check_writer("clock")
+        if self._state.steps is not None:
+            raise ValueError(f"table {self.name!r}, mode {self.mode}: its steps are its clock")
+        with self._interrupts, self._shared.changed:
+            self._check()
+            self._state.clock += 1
+            self._state.tell_clock()
+            return self._state.clock
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate, as far as this worker knows; None if the optimizer has none.
+
+        To set it changes it on the reducers, for all pushes after it. If all workers set it, the
+        first one that makes the n-th change decides it, so all should follow one schedule.
+        """
+        if self._state.rate >= 0:
+            return self._state.rate
+        return None if isinstance(self.optimizer, NoOptimizer) else self.optimizer.lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        self.set_lr(rate)
+
+    def set_lr(self, rate: float, number: int | None = None) -> None:
+        """Change the learning rate.
+
+        Args:
+            rate: from 0 on.
+            number: of the change; one that is not above the number of the last change does nothing.
+                By default the number of the last change that this worker knows, plus 1.
+
+        Raises ValueError if the optimizer has no learning rate, or refuses this one.
+        """
+        self._check_writer("set_lr")
+        if isinstance(self.optimizer, NoOptimizer):
+            raise ValueError(f"table {self.name!r} has no optimizer, and so no learning rate")
+        self.optimizer.scalars(1, rate)  # raises
+        with self._interrupts, self._shared.changed:
+            self._check()
+            state = self._state
+            state.rate_number = state.rate_number + 1 if number is None else number
+            state.rate = float(rate)
+            message = TableCall("rate", name=self.name, rate=state.rate, number=state.rate_number)
+            for partition in state.partitions:
+                self._table.lanes.call(partition, message, self._layout.key, self._rate_is_set)
+
+    def _rate_is_set(self, notice: Notice) -> None:
+        if not notice.code and notice.rate >= 0:
+            self._state.rate = notice.rate
+            self._state.rate_number = max(self._state.rate_number, notice.version)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no push is on its way. The caller holds the lock."""
+        return self._state.is_empty or self._table.failure is not None
+
+    @property
+    def version(self) -> int:
+        """The newest version that this worker knows all shards to have."""
+        return min(self._table.seen)
+
+    @property
+    def step(self) -> int:
+        """The last common step that this worker knows to be over; in other modes the version."""
+        return self.version if self._state.steps is None else self._state.steps.version
+
+    @property
+    def staleness(self) -> Staleness:
+        """How many updates lay between this worker's pulls and its pushes."""
+        return self._table.tally.staleness
+
+    @property
+    def counts(self) -> Counts:
+        """What became of this worker's pushes."""
+        return self._table.tally.counts
+
+    def _check_writer(self, call: str) -> None:
+        self._shared.check_process()
+        if self._state.is_reader:
+            raise ValueError(f"table {self.name!r}: {call}: a reader may only pull")
+
+    def _check(self) -> None:
+        """Raises what has ended the table. The caller holds the lock."""
+        self._table.check()
+        self._shared.check()
+
+    def _describe_first_values(self, limit: float) -> str:
+        return (
+            f"table {self.name!r}: after {limit:g} s not all first values have come: does a worker "
+            "make the table with initial=True?"
+        )
+
+    def _describe_pull(self, limit: float) -> str:
+        reasons = ["first values have not come"] if not self._state.is_ready else []
+        if isinstance(self.mode, SSP):
+            reasons.append(
+                f"workers are more than {self.mode.bound} clocks behind this one (clock "
+                f"{self._state.clock}): do all call clock()?"
+            )
+        if self._state.steps is not None:
+            reasons.append(
+                f"step {self._state.steps.least_version} is not over: do all workers push?"
+            )
+        return (
+            f"table {self.name!r}: not pulled within {limit:g} s; perhaps {'; or '.join(reasons)}"
+        )
