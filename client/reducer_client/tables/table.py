@@ -14,7 +14,7 @@ from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.finite import is_within, name_bad_tensors
 from reducer_client.tables.layout import Layout, Vector
-from reducer_client.tables.modes import SSP, Mode
+from reducer_client.tables.modes import SSP, Mode, WireMode
 from reducer_client.tables.pulls import Pull
 from reducer_client.tables.pushes import not_finite
 from reducer_client.tables.receipts import Push
@@ -173,7 +173,9 @@ class Table:
         arrays = None if out is None else self._outputs(out)
         direct = None if arrays is None else self._layout.as_vector(arrays)
         flat = np.empty(self._layout.count, np.float32) if direct is None else direct
-        self._pull_into([flat], as_seconds(timeout))
+        versions = self._pull_into([flat], as_seconds(timeout))
+        with self._shared.changed:
+            self._note(versions)
         if arrays is None or out is None:
             return dict(self._layout.views(flat))
         if direct is None:
@@ -189,6 +191,15 @@ class Table:
                     "array that can be written"
                 )
         return arrays
+
+    def pull_arrays(self, into: Sequence[Vector], timeout: float | None = None) -> list[int]:
+        """Pull the parameters and, if there are more vectors, the slots of the optimizer.
+
+        Changes nothing for the next push. Returns the versions of the shards. Raises the errors of
+        `pull`.
+        """
+        self._shared.check_process()
+        return self._pull_into(into, timeout)
 
     def _pull_into(self, into: Sequence[Vector], timeout: float | None) -> list[int]:
         """Pull into vectors. Returns the versions of the shards."""
@@ -222,7 +233,6 @@ class Table:
                 self._table.lanes.give_up(self._layout.key, pull.number)
                 pull.wait_for_writers()
                 raise
-            self._note(pull.versions)
             return pull.versions
 
     def _ask(self, pull: Pull, least_version: int) -> None:
@@ -308,6 +318,16 @@ class Table:
     def is_quiet(self) -> bool:
         """Whether no push is on its way. The caller holds the lock."""
         return self._state.is_empty or self._table.failure is not None
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor lies, and how the table is cut into shards."""
+        return self._layout
+
+    @property
+    def wire_mode(self) -> WireMode:
+        """The mode as the reducers know it."""
+        return self._state.description.wire
 
     @property
     def version(self) -> int:

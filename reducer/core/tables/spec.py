@@ -15,7 +15,7 @@ ITEM_BYTES: Final = 4  # of a float32
 # The fields that all workers must describe alike.
 _ALIKE: Final = (
     "count", "shard", "partitions", "partition", "optimizer", "mode", "bound", "workers", "quorum",
-    "late", "tensors", "rate",
+    "late", "tensors",
 )  # fmt: skip
 _LONG: Final = 120  # characters of a value in a message
 
