@@ -58,6 +58,8 @@ ALLOWED = {
     "reducer.core.rounds": ROUNDS,
     "reducer.core.runs": {*ROUNDS, "reducer.core.measures", "reducer.core.rounds"},
     "reducer.core.members": {*ROUNDS, "reducer.core.rounds", "reducer.core.runs"},
+    "reducer.core.tables": {"reducer.wire", "reducer.optimizers"}
+    | {"reducer.core.surface", "reducer.core.limits"},
     "reducer.native": {"mypyc"},
     "reducer.status": {"reducer.columns", "reducer.system_files"},
     "reducer.server": {*SHARED, "reducer.core"},
