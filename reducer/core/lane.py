@@ -13,6 +13,7 @@ from reducer.core.controls import Controls
 from reducer.core.lane_end import LaneEnd
 from reducer.core.limits.budget import LEAST_FRAMES
 from reducer.core.members.joining import Joining
+from reducer.core.members.links import Links
 from reducer.core.members.roster import Roster
 from reducer.core.members.run_endings import Endings, Refusals
 from reducer.core.members.session import Session, SessionState
@@ -44,6 +45,7 @@ class Lane:
         joining = Joining(roster, endings, refusals)
         beats = Beats(roster, endings, refusals, joining)
         self._desk = desk = Desk(settings)
+        self._links = links = Links(roster)
         controls = Controls(roster, endings, refusals, joining, desk)
         self._ticks = Ticks(roster, endings, refusals, beats)
         self._end = LaneEnd(roster, endings, refusals)
@@ -52,6 +54,8 @@ class Lane:
             events.Reduced: self._reduced,
             events.Failed: self._refusals.failed,
             events.Stored: self._desk.stored,
+            events.Dialed: links.dialed,
+            events.DialFailed: links.failed,
             events.ControlReceived: controls.take,
             events.Opened: self._opened,
             events.Disconnected: self._disconnected,

@@ -53,7 +53,8 @@ class LaneEnd:
             out += self._endings.end(members, messages.Error(int(ErrorCode.UNAVAILABLE), text))
         out += self._refuse_forming(UnavailableError(text), now)
         for peer in list(self._roster.sessions.values()):
-            if peer.state == SessionState.ASKING:  # it connects again, and needs no line in the log
+            # A client of the registry connects again, and so does another lane: no line in the log.
+            if peer.state in (SessionState.ASKING, SessionState.LINKED):
                 out += self._refusals.close(peer, text, now)
             else:
                 out += self._refusals.refuse(peer, UnavailableError(text), now)

@@ -147,6 +147,7 @@ class SimLane:
         self._held_bytes = 0
         self.peak = 0
         self.stores: list[events.Store] = []  # answered by the test, with Stored
+        self.dials: list[events.Dial] = []  # answered by the test, with Dialed or DialFailed
         self.logs: list[str] = []
         self.about: list[dict[str, object]] = []  # the fields of `logs`
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are not sent
@@ -266,6 +267,8 @@ class SimLane:
                 self.sessions[session].closed = reason
             case events.Store():
                 self.stores.append(output)
+            case events.Dial():
+                self.dials.append(output)
             case events.Behind(_, session):
                 self._behind[session] = None
             case events.Log():

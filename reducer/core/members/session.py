@@ -1,4 +1,4 @@
-"""One connection of one worker to this lane.
+"""One connection of one worker to this lane, or of this lane to a lane of another reducer.
 
 A lane closes a session that is silent. Whether its rank is lost, the workers decide
 (client/engine/protocol/lost_ranks.cc).
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
 class SessionState(IntEnum):
     NEW = 0  # waits for HELLO
     ASKING = 1  # calls the registry; never in a run
-    JOINING = 2  # admitted; the run is forming
-    READY = 3  # welcomed: contributions may come
-    LEFT = 4  # said BYE
-    CLOSED = 5  # being closed; what still arrives is ignored
+    LINKED = 2  # this lane has connected to another lane; never in a run
+    JOINING = 3  # admitted; the run is forming
+    READY = 4  # welcomed: contributions may come
+    LEFT = 5  # said BYE
+    CLOSED = 6  # being closed; what still arrives is ignored
 
 
 # The states that may follow each state. A closed session may be closed again.
 TRANSITIONS: Final = {
     SessionState.NEW: (
         SessionState.ASKING,
+        SessionState.LINKED,
         SessionState.JOINING,
         SessionState.READY,
         SessionState.CLOSED,
     ),
     SessionState.ASKING: (SessionState.CLOSED,),
+    SessionState.LINKED: (SessionState.CLOSED,),
     SessionState.JOINING: (SessionState.READY, SessionState.CLOSED),
     SessionState.READY: (SessionState.LEFT, SessionState.CLOSED),
     SessionState.LEFT: (SessionState.CLOSED,),
@@ -47,11 +50,12 @@ class Session:
     call of the registry (`asks`).
 
     `silence`: how many seconds the session may send nothing once it is in a run, or ASKING.
+    `link`: the number of the Dial that has opened the session; 0 if the peer has connected.
     """
 
     __slots__ = (
-        "asks", "counted_job", "forming", "heard_at", "id", "opened_at", "permit", "rank", "run",
-        "silence", "state",
+        "asks", "counted_job", "forming", "heard_at", "id", "link", "opened_at", "permit", "rank",
+        "run", "silence", "state",
     )  # fmt: skip
 
     def __init__(self, id_: int, now: float, permit: Permit | None = None) -> None:
@@ -66,6 +70,7 @@ class Session:
         self.silence = 0.0
         self.counted_job = ""
         self.asks = False
+        self.link = 0
 
     def move(self, state: SessionState) -> None:
         """Move along TRANSITIONS; raises InternalError for any other step."""
@@ -86,5 +91,5 @@ class Session:
 
     def __str__(self) -> str:
         if self.run is None:
-            return f"session {self.id}"
+            return f"session {self.id}, link {self.link}" if self.link else f"session {self.id}"
         return f"rank {self.rank} of job {self.run.title!r}"

@@ -126,6 +126,25 @@ class Stored(NamedTuple):
     error: str
 
 
+class Dialed(NamedTuple):
+    """The Dial `link` has succeeded: the connection stands, and the other lane has proven itself.
+
+    `session` is an ordinary session from now on: Send reaches it, its frames come as
+    ControlReceived and Contributed, and Disconnected reports its end. There is no Opened for it. In
+    mode open there is nothing to prove: a reducer of another mode answers with ERROR and closes.
+    """
+
+    link: int
+    session: int
+
+
+class DialFailed(NamedTuple):
+    """The Dial `link` has failed and left nothing. `reason` is for people and names the address."""
+
+    link: int
+    reason: str
+
+
 class Broken:
     """A session cannot continue: its peer broke the protocol (ReductionError), or a bug was met.
 
@@ -168,10 +187,10 @@ class Shutdown(NamedTuple):
     reason: str
 
 
-Effect = Folded | Reduced | Failed | Stored
+Effect = Folded | Reduced | Failed | Stored | DialFailed
 Event = (
-    Opened | ControlReceived | Contributed | Effect | Broken | Disconnected | CatchUp | Tick
-    | Drain | Shutdown
+    Opened | ControlReceived | Contributed | Effect | Dialed | Broken | Disconnected | CatchUp
+    | Tick | Drain | Shutdown
 )  # fmt: skip
 
 
@@ -294,6 +313,25 @@ class Store(NamedTuple):
     documents: Sequence[tuple[Key, Document]]
 
 
+class Dial:
+    """Connect to a lane of another reducer, for the job; answered once, later, with Dialed or
+    DialFailed.
+
+    `link` is the core's own number for the attempt, from 1 on, and not used twice. `address` is as
+    users write it; the connection uses TCP. Attempts continue during a drain. A lane that shuts
+    down answers them all before Shutdown, and then no more.
+    """
+
+    __slots__ = ("address", "job", "lane", "link", "run")
+
+    def __init__(self, run: int = 0, *, link: int, address: str, lane: int, job: str) -> None:
+        self.run = run
+        self.link = link
+        self.address = address
+        self.lane = lane
+        self.job = job
+
+
 class Wait(NamedTuple):
     """Half of the ranks had sent a chunk at `since`; `rank` was the last to send it, at `until`."""
 
@@ -344,4 +382,4 @@ class Log:
         self.error = error
 
 
-Output = Send | Fold | Finish | Free | Close | Behind | Store | Traced | Log
+Output = Send | Fold | Finish | Free | Close | Behind | Store | Dial | Traced | Log

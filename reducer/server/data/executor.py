@@ -48,6 +48,7 @@ class Executor:
     """One per lane. ``crowded``: connections with more bytes waiting than their `slack`.
 
     ``store``: begins to write the documents of the registry; None if there is no registry.
+    ``dial``: begins to connect to another reducer; None in a lane without sockets.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Executor:
         self.fold_seconds = 0.0
         self.timeline: Timeline | None = None
         self.store: Callable[[events.Store], None] | None = None
+        self.dial: Callable[[events.Dial], None] | None = None
         self._log_shares = LogShares()
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
@@ -91,7 +93,9 @@ class Executor:
 
     def _others(
         self,
-        output: events.Close | events.Behind | events.Store | events.Traced | events.Log,
+        output: (
+            events.Close | events.Behind | events.Store | events.Dial | events.Traced | events.Log
+        ),
     ) -> None:
         """Carry out outputs that are off the path of chunks."""
         if isinstance(output, events.Close):
@@ -105,6 +109,9 @@ class Executor:
         elif isinstance(output, events.Store):
             assert self.store is not None
             self.store(output)
+        elif isinstance(output, events.Dial):
+            assert self.dial is not None
+            self.dial(output)
         elif self.timeline is not None:
             self.timeline.add(output)
 
@@ -219,7 +226,7 @@ def _culprit(ranks: Sequence[int], seen: int) -> int:
     return ranks[part - 1] if part else NO_RANK
 
 
-def failure_of(output: events.Output, error: Exception) -> events.Failed | events.Stored | None:
+def failure_of(output: events.Output, error: Exception) -> events.Effect | None:
     """The event for an output that raised; None for the log line of an internal error."""
     sessions: Sequence[int] = ()
     if isinstance(output, events.Send):
@@ -228,6 +235,8 @@ def failure_of(output: events.Output, error: Exception) -> events.Failed | event
         sessions = (output.session,)
     elif isinstance(output, events.Store):
         return events.Stored(f"{type(error).__name__}: {error}")
+    elif isinstance(output, events.Dial):
+        return events.DialFailed(output.link, f"{output.address}: {type(error).__name__}: {error}")
     elif isinstance(output, events.Log) and output.error is not None:
         return None
     return events.Failed(output.run, sessions, error)
