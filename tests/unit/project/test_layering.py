@@ -79,7 +79,7 @@ ALLOWED = {
     "reducer_client.tables.checkpoints": {"reducer.optimizers", "reducer_client.errors"}
     | {"numpy", "safetensors"},
     "reducer_client.elastic": {*CLIENT, "msgpack"},
-    "reducer_client.tables": {*SHARED, "msgpack", "numpy", "reducer_client.registry.dial"}
+    "reducer_client.tables": {*SHARED, "msgpack", "numpy", "reducer_client.registry"}
     | {f"reducer_client.{name}" for name in ("arrays", "config", "errors", "interrupts", "trust")},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
