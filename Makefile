@@ -23,7 +23,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*/*.,h cc cpp) \
                         $(addprefix client/engine/tests/python/*.,h cpp) \
                         $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \
-                        $(addprefix bench/reference/*.,c h))
+                        $(addprefix bench/reference/*.,c h) bench/ps/pslite/*.cc)
 COMMA := ,
 FUZZ_SECONDS ?= 2
 TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp

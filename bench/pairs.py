@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bench.fleet import ROOT, Fleet, FleetError, OneHost, Place, cpu_seconds
 from bench.netlab import Lab, Nic
 
+_Side = TypeVar("_Side")
 FLOOR, C, OURS = "floor", "C", "ours"
 _BUILT = ROOT / "build" / "reference"
 _SERVER = "reducer"  # the host of all servers, and of the workers if there is no rate
@@ -111,7 +113,7 @@ def _place(case: Case, lab: Lab) -> Place:
     return lab if case.rate else OneHost(lab, _SERVER)
 
 
-def in_turns(pairs: Mapping[str, Pair], turns: int) -> Iterator[tuple[int, str, Pair]]:
+def in_turns(pairs: Mapping[str, _Side], turns: int) -> Iterator[tuple[int, str, _Side]]:
     """Every pair in every turn. The order changes, so that no pair always follows the same one."""
     for turn in range(turns):
         for name in list(pairs)[:: 1 if turn % 2 == 0 else -1]:

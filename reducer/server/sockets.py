@@ -1,4 +1,4 @@
-"""Listening sockets, and the options of accepted sockets."""
+"""Listening sockets, and the options of accepted sockets and of those that connect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def listen(host: str, port: int, what: str, congestion: str = "") -> list[socket
         raise ListenError(_explain(host, port, what, refusal))
     for listener in listeners if congestion else ():
         try:
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+            _set_congestion(listener, congestion)
         except OSError as error:
             for other in listeners:
                 other.close()
@@ -72,7 +72,7 @@ def _listen_on(family: int, kind: int, protocol: int, address: tuple[object, int
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _hand_down(listener)
+        _set_tcp_options(listener)
         if family == socket.AF_INET6:
             only = 0 if address[0] == "::" else 1
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
@@ -164,18 +164,22 @@ def _explain(host: str, port: int, what: str, error: Exception | None) -> str:
     return text
 
 
-def _hand_down(listener: socket.socket) -> None:
-    """Set options that accepted sockets inherit. A peer without power is found after 3 s (1 + 1 x
-    2).
+def _set_tcp_options(sock: socket.socket) -> None:
+    """Set options of TCP, which accepted sockets inherit from their listener. A peer without power
+    is found after 3 s (1 + 1 x 2).
 
     There is no TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
     """
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+def _set_congestion(sock: socket.socket, name: str) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def tune(sock: socket.socket) -> None:
@@ -183,3 +187,17 @@ def tune(sock: socket.socket) -> None:
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
+
+
+def to_connect(family: int, congestion: str = "") -> socket.socket:
+    """A TCP socket that is to connect to another reducer, with the options of accepted sockets."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        _set_tcp_options(sock)
+        if congestion:
+            _set_congestion(sock, congestion)
+    except Exception:
+        sock.close()
+        raise
+    return sock

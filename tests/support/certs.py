@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
@@ -76,12 +77,22 @@ class Authority:
 
     def issue_for(self, *uris: str) -> Files:
         """A certificate that has only URIs, as a worker's has."""
+        return self._sign([x509.UniformResourceIdentifier(uri) for uri in uris])
+
+    def issue_reducer(self, *uris: str, usages: Sequence[x509.ObjectIdentifier] = ()) -> Files:
+        """A certificate for this machine with URIs, good for these usages only; none: for all."""
+        here = [x509.IPAddress(ipaddress.ip_address(name)) for name in ("127.0.0.1", "::1")]
+        return self._sign([*here, *(x509.UniformResourceIdentifier(uri) for uri in uris)], usages)
+
+    def _sign(
+        self, names: Sequence[x509.GeneralName], usages: Sequence[x509.ObjectIdentifier] = ()
+    ) -> Files:
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         signer = serialization.load_pem_private_key(self.ca.private_key_pem.bytes(), None)
         issuer = x509.load_pem_x509_certificate(self.ca.cert_pem.bytes())
         assert isinstance(signer, ec.EllipticCurvePrivateKey)
-        cert = (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "worker")]))
             .issuer_name(issuer.subject)
@@ -89,9 +100,11 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(_alternatives(uris), critical=False)
-            .sign(signer, hashes.SHA256())
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
         )
+        if usages:
+            builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        cert = builder.sign(signer, hashes.SHA256())
         return self._write(
             cert.public_bytes(serialization.Encoding.PEM),
             key.private_bytes(
@@ -105,10 +118,6 @@ class Authority:
     def _write(self, cert: bytes, key: bytes, trusts: Authority) -> Files:
         self._count += 1
         return Files(self._folder / str(self._count), cert, key, trusts.ca)
-
-
-def _alternatives(uris: Sequence[str]) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
 
 
 def shake_hands(

@@ -186,6 +186,7 @@ def _lane_options(
         stall_after=options.stall_after,
         drain_timeout=options.drain_timeout,
         slow_reader_timeout=options.slow_reader_timeout,
+        congestion=options.congestion,
         job_memory=-(-options.job_memory // options.lane_count),
         max_total_runs=options.max_total_runs,
         max_runs=options.max_runs,

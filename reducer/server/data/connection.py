@@ -1,4 +1,4 @@
-"""One worker's connection in a lane: bytes -> decoder -> shell, and frames back.
+"""A connection in a lane, of a worker or to another lane: bytes -> decoder -> shell, and back.
 
 The event loop reads straight into the decoder's buffers. This module knows neither jobs nor rounds.
 """
@@ -135,11 +135,22 @@ class Connection:
 
     This class has the methods of an `asyncio.BufferedProtocol` and not the base: uvloop needs only
     the methods, and a compiled class cannot have an interpreted base.
+
+    `link`: the number of the Dial that the connection answers; 0 if the peer has connected. `job`:
+    the job of the Dial.
     """
 
-    def __init__(self, owner: Owner, session: int, permit: Permit | None = None) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        session: int,
+        permit: Permit | None = None,
+        link: int = 0,
+        job: str = "",
+    ) -> None:
         self.session = session
         self.permit = permit
+        self.link = link
         self.bytes_in = 0
         self.bytes_noted = 0  # `bytes_in` at the shell's last tick
         self.bytes_out = 0
@@ -148,7 +159,9 @@ class Connection:
         self.unread = 0  # upper bound of `held`, from the last frame
         self.slack = LEAST_FRAMES  # how many unread bytes are always allowed
         self.reads_since = 0.0  # when the last buffer was given
-        self.turn = owner.turns.enter("" if permit is None else permit.only_job)
+        if permit is not None and not job:
+            job = permit.only_job
+        self.turn = owner.turns.enter(job)
         self._owner = owner
         self._decoder = Decoder(owner.crc32c, self._target)
         self._arriving: Contributed | None = None  # has its memory, and is not complete
@@ -413,7 +426,8 @@ class Connection:
                 self._take_frames()
             self._closing = self._closing or str(exc or "")
         finally:  # else the memory of the run would stay reserved forever
-            self._closing = self._closing or "the worker closed the connection"
+            who = "other lane" if self.link else "worker"
+            self._closing = self._closing or f"the {who} closed the connection"
             try:
                 self._owner.disconnected(self, self._closing)
             finally:

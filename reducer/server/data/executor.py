@@ -50,6 +50,7 @@ class Executor:
     """One per lane. ``crowded``: connections with more bytes waiting than their `slack`.
 
     ``store``: begins to write the documents of the registry; None if there is no registry.
+    ``dial``: begins to connect to another reducer; None in a lane without sockets.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Executor:
         self.fold_seconds = 0.0
         self.timeline: Timeline | None = None
         self.store: Callable[[events.Store], None] | None = None
+        self.dial: Callable[[events.Dial], None] | None = None
         self._log_shares = LogShares()
         self.tables = TableKernels(kernels, pool.take, self._give_back)
 
@@ -96,7 +98,9 @@ class Executor:
 
     def _others(
         self,
-        output: events.Close | events.Behind | events.Store | events.Traced | events.Log,
+        output: (
+            events.Close | events.Behind | events.Store | events.Dial | events.Traced | events.Log
+        ),
     ) -> None:
         """Carry out outputs that are off the path of chunks."""
         if isinstance(output, events.Close):
@@ -110,6 +114,9 @@ class Executor:
         elif isinstance(output, events.Store):
             assert self.store is not None
             self.store(output)
+        elif isinstance(output, events.Dial):
+            assert self.dial is not None
+            self.dial(output)
         elif self.timeline is not None:
             self.timeline.add(output)
 
@@ -241,6 +248,8 @@ def failure_of(output: events.Output, error: Exception) -> events.Effect | None:
         sessions = (output.session,)
     elif isinstance(output, events.Store):
         return events.Stored(f"{type(error).__name__}: {error}")
+    elif isinstance(output, events.Dial):
+        return events.DialFailed(output.link, f"{output.address}: {type(error).__name__}: {error}")
     elif isinstance(output, events.Log) and output.error is not None:
         return None
     return events.Failed(output.run, sessions, error)

@@ -83,6 +83,14 @@ class LaneShell(Owner):
         self._next_session += 1
         return Connection(self, session, permit)
 
+    def link(self, dial: events.Dial) -> Connection:
+        """A protocol object for a connection that this lane has opened, and whose peer has proven
+        itself. Dialed is fed when its transport is made.
+        """
+        session = self._next_session
+        self._next_session += 1
+        return Connection(self, session, None, dial.link, dial.job)
+
     def feed(self, event: Any) -> None:
         """Feed an event to the core and carry out the outputs."""
         self._feed(event, clock())
@@ -122,6 +130,10 @@ class LaneShell(Owner):
         return 1 if self._before_hello.are_many else NEWCOMERS_AT_ONCE
 
     def opened(self, connection: Connection) -> None:
+        if connection.link:
+            self.connections[connection.session] = connection
+            self.feed(events.Dialed(connection.link, connection.session))
+            return
         self.counters.accepted += 1
         oldest = self._before_hello.to_displace()
         if oldest is not None:

@@ -1,1 +1,1 @@
-"""Authenticates connections by psk or TLS, before the first frame."""
+"""Authenticates connections by psk or TLS, and connects to lanes of other reducers."""

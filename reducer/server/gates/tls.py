@@ -1,4 +1,4 @@
-"""Mode tls: TLS 1.3, a certificate on each side, and the permit in a worker's certificate.
+"""Mode tls: TLS 1.3, a certificate on each side, and the permit in a peer's certificate.
 
 A reducer accepts any certificate of its CA. URIs in the certificate (subjectAltName) restrict the
 worker to jobs, or to ranks of jobs: `reducer://job/NAME`, `reducer://job/NAME/rank/N`.
@@ -32,17 +32,33 @@ class TlsFiles(NamedTuple):
 
 
 def make_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises TlsFilesError, which names the unusable file and gives the reason."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    """The context of accepted connections.
+
+    Raises TlsFilesError, which names the unusable file and gives the reason.
+    """
+    context = _context(ssl.PROTOCOL_TLS_SERVER, files)
     context.verify_mode = ssl.CERT_REQUIRED
     # No session is resumed: every connection shows its certificate, and no state outlives it.
     context.num_tickets = 0
+    # Workers list AES-128-GCM first: the fastest cipher.
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    return context
+
+
+def make_context_of_client(files: TlsFiles) -> ssl.SSLContext:
+    """The context of connections to other reducers: it checks their certificates and host names.
+
+    Raises TlsFilesError, which names the unusable file and gives the reason.
+    """
+    return _context(ssl.PROTOCOL_TLS_CLIENT, files)
+
+
+def _context(side: int, files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     # Only one key exchange: a stranger's ClientHello for a finite field of 8,192 bits would take
     # 0.15 s. P-256, because Python 3.11.2 on OpenSSL 3 (Debian 12) raises SSLError for X25519.
     context.set_ecdh_curve("prime256v1")
-    # Workers list AES-128-GCM first: the fastest cipher.
-    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     try:
         keyfile.check_private(files.key)
     except keyfile.KeyFileError as error:

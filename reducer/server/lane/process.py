@@ -35,10 +35,13 @@ from reducer.server.data.connection import Connection
 from reducer.server.data.shell import LaneShell
 from reducer.server.data.timeline import Timeline
 from reducer.server.data.turns import SHARED_SECONDS
+from reducer.server.gates.dialer import Dialer
 from reducer.server.gates.gate import Admit, Gate, Newcomer
+from reducer.server.gates.proofs import KeyProof, OpenProof, Proof
 from reducer.server.gates.psk_gate import PskGate
-from reducer.server.gates.tls import TlsFiles, make_context
+from reducer.server.gates.tls import TlsFiles, make_context, make_context_of_client
 from reducer.server.gates.tls_gate import TlsGate
+from reducer.server.gates.tls_proof import CertificateProof
 from reducer.server.lane.cycles import Cycles
 from reducer.server.pipe.lane_options import LaneOptions
 from reducer.server.pipe.orders import (
@@ -130,7 +133,12 @@ class LaneProcess:
         )
         self._shell.executor.timeline = _timeline(options)
         self._orders = socket.socket(fileno=options.orders_fd)
-        self._gate = _gate(options, settings, self._orders, self._shell.connection)
+        key = _receive_key(self._orders) if options.psk else b""
+        self._gate = _gate(options, settings, key, self._shell.connection)
+        self._dialer = Dialer(
+            _proof(options, key), self._shell.link, self._shell.feed, options.congestion
+        )
+        self._shell.executor.dial = self._dialer.dial
         self._orders.setblocking(False)
         self._adopting: dict[asyncio.Task[None], _Adoption] = {}
         self._report: asyncio.Task[None] | None = None
@@ -298,6 +306,7 @@ class LaneProcess:
         self._end_adoptions(now, lag)
         if self._gate is not None:
             self._gate.tick()
+        self._dialer.tick()
         if self._writer is not None:
             self._writer.tick()
         if self._cycles is not None:
@@ -330,6 +339,7 @@ class LaneProcess:
     async def _close_connections(self) -> None:
         if self._gate is not None:
             self._gate.close()
+        await self._dialer.close()
         self._shell.feed(events.Shutdown(WHY_IT_ENDS))
         for connection in list(self._shell.connections.values()):
             connection.close(WHY_IT_ENDS)
@@ -404,14 +414,20 @@ class LaneProcess:
         self._answers.write(line_of(**message))
 
 
-def _gate(
-    options: LaneOptions, settings: LaneSettings, orders: socket.socket, admit: Admit
-) -> Gate | None:
+def _gate(options: LaneOptions, settings: LaneSettings, key: bytes, admit: Admit) -> Gate | None:
+    """What those who connect to this lane must prove; None in mode open."""
     if options.tls:
         return TlsGate(make_context(TlsFiles(*options.tls)), admit)
     if options.psk:
-        return PskGate(_receive_key(orders), options.lane, settings.incarnation, admit)
+        return PskGate(key, options.lane, settings.incarnation, admit)
     return None
+
+
+def _proof(options: LaneOptions, key: bytes) -> Proof:
+    """How this lane proves itself to the lanes that it connects to."""
+    if options.tls:
+        return CertificateProof(make_context_of_client(TlsFiles(*options.tls)))
+    return KeyProof(key) if options.psk else OpenProof()
 
 
 def _receive_key(orders: socket.socket) -> bytes:

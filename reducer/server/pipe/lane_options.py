@@ -24,6 +24,7 @@ class LaneOptions:
     stall_after: float
     drain_timeout: float
     slow_reader_timeout: float
+    congestion: str  # TCP's, of connections to other reducers
     job_memory: int
     max_total_runs: int
     max_runs: int

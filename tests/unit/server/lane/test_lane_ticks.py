@@ -76,10 +76,9 @@ def a_lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneProcess]:
     options = LaneOptions(
         lane=1, lanes=2, core=None, parent=os.getpid(), orders_fd=orders.detach(),
         answers_fd=writes, memory=1 << 30, credit=1 << 20, records=1 << 20, stall_after=5.0,
-        drain_timeout=1.0, slow_reader_timeout=10.0, job_memory=0, max_total_runs=10, max_runs=10,
-        max_reducers=10,
-        max_keys=10, kernels="auto", psk=False, tls=(), log_level="info",
-        log_format="text", debug="", timeline="", registry="",
+        drain_timeout=1.0, slow_reader_timeout=10.0, congestion="", job_memory=0,
+        max_total_runs=10, max_runs=10, max_reducers=10, max_keys=10, kernels="auto", psk=False,
+        tls=(), log_level="info", log_format="text", debug="", timeline="", registry="",
     )  # fmt: skip
     with far, closing(os.fdopen(reads)):
         yield LaneProcess(options, lambda: None)
