@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import reducer_client
+from reducer.wire.keys import key_id
 from reducer_client.errors import JoinError, StateLostError
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.tables import ParameterServer, Push, Table
@@ -33,10 +34,17 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield daemon.address
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[Reducers]:
+    with Reducers(3) as made:
+        yield made
+
+
 @pytest.fixture
-def reducers() -> Iterator[Reducers]:
-    with Reducers(3) as started:
-        yield started
+def reducers(started: Reducers) -> Iterator[Reducers]:
+    """Three reducers. Those that the test kills are started again."""
+    yield started
+    started.start_missing()
 
 
 def connect(
@@ -109,23 +117,25 @@ def test_no_push_is_lost_or_doubled_while_primaries_die(
 
 
 def test_steps_go_on_when_their_owner_dies(reducers: Reducers, registry: str, job: str) -> None:
+    """A worker that does not come back in time is left out of a step, and told so."""
     with (
         connect(reducers, registry, job, 0, workers=2) as one,
         connect(reducers, registry, job, 1, workers=2) as two,
     ):
         both = [ps.table("net", zeros(), optimizer=LEDGER, mode="sync") for ps in (one, two)]
-        owner = both[0]._layout.owner
         total = np.zeros_like(flat(zeros()))
         for step in range(20):
             if step == 5:
                 wait_until(lambda: has_full_backups(registry, job), SECONDS, "full backups")
-                reducers.kill(owner)
+                reducers.kill(key_id("net") % 3)
             pushes = [table.push(integers(2 * step + n)) for n, table in enumerate(both)]
             for table in both:
                 table.pull()
-            assert [push.wait().outcome for push in pushes] == ["applied"] * 2
-            total -= (flat(integers(2 * step)) + flat(integers(2 * step + 1))) / np.float32(2)
+            outcomes = [push.wait().outcome for push in pushes]
+            members = [2 * step + n for n, each in enumerate(outcomes) if each == "applied"]
+            total -= sum(map(flat, map(integers, members))) / np.float32(len(members))
         assert np.array_equal(flat(both[0].pull()), total)
+        assert all(table.counts.applied > 15 for table in both)
 
 
 def test_a_table_whose_primary_and_backup_die_is_lost(
