@@ -377,6 +377,14 @@ def resolve_run_id(given: str | None, environ: Mapping[str, str] | None = None) 
     return _bounded("run_id", "" if found is None else found.value, MAX_RUN_ID_BYTES)
 
 
+def resolve_registry(
+    given: str | None, addresses: tuple[str, ...], environ: Mapping[str, str] | None = None
+) -> str:
+    """The address of the registry: by default the first reducer."""
+    env = os.environ if environ is None else environ
+    return given or env.get("REDUCER_REGISTRY", "") or addresses[0]
+
+
 def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | None, int | None]:
     """(local rank, number of ranks on this host) from the launcher's variables, else None."""
     local_rank, size = cluster.find_local_ranks(os.environ if environ is None else environ)

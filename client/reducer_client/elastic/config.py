@@ -40,14 +40,6 @@ def resolve_run(given: str | None, environ: Mapping[str, str] | None = None) -> 
     return given or env.get("REDUCER_RUN_ID", "") or _RUN
 
 
-def resolve_registry(
-    given: str | None, addresses: tuple[str, ...], environ: Mapping[str, str] | None = None
-) -> str:
-    """The address of the registry: by default the first reducer."""
-    env = os.environ if environ is None else environ
-    return given or env.get("REDUCER_REGISTRY", "") or addresses[0]
-
-
 def find_service(environ: Mapping[str, str] | None = None) -> str:
     """The name whose addresses are the reducers' (``name:port``); "" if they do not change."""
     return (os.environ if environ is None else environ).get("REDUCER_DISCOVER", "")

@@ -132,7 +132,7 @@ def open_record(terms: Terms, registry: str | Registry | None = None) -> JobReco
     opened: Registry | None = None
     try:
         if registry is None or isinstance(registry, str):
-            address = elastic_config.resolve_registry(registry, terms.settings.addresses)
+            address = config.resolve_registry(registry, terms.settings.addresses)
             trust = terms.trust
             opened = DaemonRegistry(address, terms.settings.job, key=trust.key, tls=trust.tls)
         else:

@@ -37,13 +37,15 @@ from reducer_client.registry.dial import Dialer
 from reducer_client.tables.calls import Call, call_item, refusal
 from reducer_client.tables.connection import Connection
 from reducer_client.tables.outgoing import Outgoing
-from reducer_client.tables.places import Place
+from reducer_client.tables.places import Place, opening
 from reducer_client.tables.pulls import Pull
 from reducer_client.tables.shared import Shared, logger
 
-FIRST_WAIT = 0.05  # before the next attempt to connect; doubled each time
+FIRST_WAIT = 0.02  # before the next attempt to connect; doubled each time
 LONGEST_WAIT = 0.5
-HEARTBEAT = 1.0
+HEARTBEAT = 1.0  # or a quarter of the silence that counts as a lost connection
+# After this many attempts to connect in a row that fail, a partition may move to its backup.
+SUSPECT_AFTER = 2
 CLOSE_SECONDS = 1.0  # for BYE
 # Connections in a row that end by damaged bytes, or what looks like them, each within LONG_LIVED
 # seconds and without any progress.
@@ -53,8 +55,10 @@ _OPEN_NUMBER = 1  # of the call `open` on each connection; other calls have high
 # The checksum of a frame is computed just before the frame is sent, so that its bytes are still in
 # the cache. So the next frame is taken when no more than this is unsent.
 _MOST_UNSENT = 256 << 10
-# After these errors of a lane the connection is made again.
+# After these errors of a lane the connection is made again; after the others only if the partition
+# may have moved.
 _PASSING = (ErrorCode.UNAVAILABLE, ErrorCode.INTEGRITY, ErrorCode.CORRUPTED, ErrorCode.INTERNAL)
+_MOVED = (ErrorCode.STATE_LOST, ErrorCode.EVICTED)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,9 @@ class LinkEvents(Protocol):
     def news(self, link: LaneLink, notice: Notice) -> None: ...
 
     def refused(self, link: LaneLink, notice: Notice) -> None: ...
+
+    def suspected(self, link: LaneLink, has_lost_state: bool) -> None:
+        """The lane of a partition that may move is out of reach, or is another process now."""
 
     def failed(self, link: LaneLink, error: ReducerError) -> None: ...
 
@@ -116,6 +123,7 @@ class LaneLink:
         self._limits = limits
         self._down_since = time.monotonic()
         self._wait = 0.0  # before the next attempt to connect
+        self._failures = 0  # attempts to connect, since there was a connection
         self._damages = 0
         self._opened_at = 0.0
         self._is_closing = False
@@ -180,7 +188,10 @@ class LaneLink:
     def _dial(self) -> socket.socket:
         with self._shared.changed:
             self._is_moved = False
-            self.place = self._find_place()
+            place = self._find_place()
+            if place.term != self.place.term:
+                self._failures = 0
+            self.place = place
         return self._dialer_to(self.place).dial(self._seconds_to_dial())
 
     def _fail(self, error: ReducerError) -> None:
@@ -197,6 +208,10 @@ class LaneLink:
         return self._down_since + self._limit - time.monotonic()
 
     @property
+    def _heartbeat(self) -> float:
+        return min(HEARTBEAT, self._limits.silence / 4)
+
+    @property
     def _limit(self) -> float:
         is_new = self.opened is None
         return self._limits.connect_timeout if is_new else self._limits.reducer_wait
@@ -205,10 +220,13 @@ class LaneLink:
         """There is no connection. Waits a moment, or raises the error that ends the link."""
         if self._is_closing:
             return
-        if not self.cause:
+        if self.cause:
+            self._failures += 1
+        else:
             self._down_since = time.monotonic()
             logger.info("%s: the connection is lost: %s", self.where, error)
         self.cause = str(error) or type(error).__name__
+        self._maybe_suspect(error)
         self._check_passing(error)
         if self._left() <= 0:
             raise ReducerUnavailableError(
@@ -216,6 +234,14 @@ class LaneLink:
             )
         self._wait = min(LONGEST_WAIT, 2 * self._wait or FIRST_WAIT)
         self._sleep(min(self._wait * random.uniform(0.5, 1.0), max(0.0, self._left())))
+
+    def _maybe_suspect(self, error: Exception) -> None:
+        if not self.place.term:
+            return
+        has_lost_state = isinstance(error, _MovedError) and error.code == ErrorCode.STATE_LOST
+        if has_lost_state or isinstance(error, _SilentError) or self._failures >= SUSPECT_AFTER:
+            with self._shared.changed:
+                self._events.suspected(self, has_lost_state)
 
     def _check_passing(self, error: Exception) -> None:
         """Raises the error unless it may pass, as a lost connection may.
@@ -247,7 +273,7 @@ class LaneLink:
         """Use the connection until it ends, which is an error, or until the link closes."""
         connection = Connection(sock, self._far, self._target, self._take)
         try:
-            hello = call_item(_OPEN_NUMBER, self._hello)
+            hello = call_item(_OPEN_NUMBER, opening(self._hello, self.place))
             connection.put(hello.header, hello.payload)
             while not self._is_closing:
                 self._drain_wakes()
@@ -283,14 +309,14 @@ class LaneLink:
 
     def _next_due(self, connection: Connection) -> float:
         now = time.monotonic()
-        due = min(connection.sent_at + HEARTBEAT, connection.heard_at + self._limits.silence)
+        due = min(connection.sent_at + self._heartbeat, connection.heard_at + self._limits.silence)
         return max(0.0, due - now)
 
     def _look_at_clock(self, connection: Connection) -> None:
         now = time.monotonic()
         if now - connection.heard_at >= self._limits.silence:
-            raise ConnectionError(f"no byte came for {self._limits.silence:g} s")
-        if now - connection.sent_at >= HEARTBEAT and not connection.unsent and not self.cause:
+            raise _SilentError(f"no byte came for {self._limits.silence:g} s")
+        if now - connection.sent_at >= self._heartbeat and not connection.unsent and not self.cause:
             connection.put(Header(kind=MessageKind.HEARTBEAT))
 
     # --- frames ---------------------------------------------------------------------------------
@@ -363,25 +389,38 @@ class LaneLink:
 
     def _take_open(self, notice: Notice) -> None:
         if notice.code:
-            if notice.code in _PASSING:
-                raise _PassingError(notice.message)
+            self._raise_if_passing(notice.code, notice.message)
             raise refusal(notice, self.where)
         self.outgoing.credit = notice.credit
         self._events.opened(self, notice)
         self.opened = notice
         self.cause = ""
         self._wait = 0.0
+        self._failures = 0
         self._opened_at = time.monotonic()
 
+    def _raise_if_passing(self, code: int, message: str) -> None:
+        if code in _PASSING:
+            raise ConnectionError(message)
+        if self.place.term and code in _MOVED:
+            raise _MovedError(code, message)
+
     def _told(self, error: messages.Error) -> Exception:
-        if error.code in _PASSING:
-            return _PassingError(f"{self.where}: {error.message}")
+        self._raise_if_passing(error.code, error.message)
         text = f"{self.where}: {error.message}"
         return from_engine((error.code, text, error.rank, error.reason, error.key, error.round))
 
 
-class _PassingError(ConnectionError):
-    """The lane has ended the connection for a reason that may pass."""
+class _MovedError(ConnectionError):
+    """The lane does not have the partition in this term. ``code``: what it says."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _SilentError(ConnectionError):
+    """Nothing came for too long."""
 
 
 def _pull_key(header: Header) -> tuple[int, int, int, int]:

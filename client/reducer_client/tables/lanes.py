@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from reducer.wire import errors as wire
 from reducer.wire.checks import INCARNATION_BYTES
 from reducer.wire.table_messages import Notice, TableCall
 from reducer_client.errors import (
@@ -17,16 +18,22 @@ from reducer_client.errors import (
     ReducerError,
     ReducerUnavailableError,
     RoundTimeoutError,
+    StateLostError,
 )
 from reducer_client.registry.dial import Dialer
+from reducer_client.registry.interface import Registry
 from reducer_client.tables.calls import Call
+from reducer_client.tables.directory import RECORD, Directory, Wish
 from reducer_client.tables.lane_link import LaneLink, Limits
 from reducer_client.tables.outgoing import Item
 from reducer_client.tables.places import Place, Places, spread
+from reducer_client.tables.places_document import PlacesDocument, found
+from reducer_client.tables.probe import ask_lane, question
 from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared
 from reducer_client.trust import Trust
 
+_PROBE_SECONDS = 0.5  # for a lane's answer to a question
 _JOIN_SECONDS = 2.0  # for the end of a link's thread
 
 
@@ -53,8 +60,11 @@ class TableSide(Protocol):
 class Lanes:
     """The links of all partitions."""
 
-    def __init__(self, settings: Settings, trust: Trust, shared: Shared) -> None:
+    def __init__(
+        self, settings: Settings, trust: Trust, shared: Shared, registry: Registry | None = None
+    ) -> None:
         self._settings = settings
+        self._directory: Directory | None = None
         self._trust = trust
         self._shared = shared
         self._limits = Limits(settings.connect_timeout, settings.reducer_wait, settings.silence)
@@ -71,6 +81,16 @@ class Lanes:
         self._tables: dict[str, TableSide] = {}
         self._last_number = 1
         self._is_closed = False
+        self._probe_call = question(settings.job, settings.run_id)
+        if registry is not None:
+            self._directory = Directory(
+                registry,
+                RECORD + settings.run_id,
+                decides=settings.worker != READER,
+                probe=self._probe_lane,
+                apply=self._apply,
+                lose=self._lose,
+            )
 
     @property
     def partitions(self) -> int:
@@ -79,7 +99,7 @@ class Lanes:
 
     def open(self) -> None:
         """Connect to all lanes. Raises ReducerErrors."""
-        places = spread(self._count_lanes())
+        places = self._find_places()
         hello = replace(self._hello, partitions=len(places))
         with self._shared.changed:
             if self._is_closed:
@@ -90,8 +110,11 @@ class Lanes:
                 self._links.append(self._link(partition, find, replace(hello, partition=partition)))
         for link in self._links:
             link.start()
+        if self._directory is not None:
+            self._directory.start()
         self._wait_for(self._links)
-        self._check_incarnations()
+        if self._directory is None:
+            self._check_incarnations()
 
     def where(self, partition: int) -> str:
         return self._links[partition].where
@@ -136,6 +159,8 @@ class Lanes:
 
     def close(self) -> None:
         """Say BYE to all lanes, and end the threads."""
+        if self._directory is not None:
+            self._directory.close()
         with self._shared.changed:
             self._is_closed = True
             links = [*self._probes, *self._links]
@@ -161,9 +186,9 @@ class Lanes:
             link.outgoing.put(behind)
 
     def _has_lost_tables(self, link: LaneLink, before: Notice, now: Notice) -> bool:
-        """Whether another start of the lane has answered. Raises JoinError for other lanes."""
+        """Whether a lane has answered that started later. Raises JoinError for other lanes."""
         if link.place.term:
-            return link.place.incarnation != now.incarnation
+            return False  # the lane has checked it
         if now.lanes != before.lanes:
             raise JoinError(
                 f"{link.where}: the reducer has started again with {now.lanes} lanes, it had "
@@ -175,6 +200,11 @@ class Lanes:
         self._links[partition].moved()
 
     def news(self, link: LaneLink, notice: Notice) -> None:
+        if notice.call in ("alone", "filled"):
+            if self._directory is not None:
+                wish = Wish(notice.call, link.partition, notice.term, notice.backup_reducer)
+                self._directory.tell(wish)
+            return
         table = self._tables.get(notice.name)
         if table is not None:
             table.news(link.partition, notice)
@@ -183,6 +213,11 @@ class Lanes:
         table = self._tables.get(notice.name)
         if table is not None:
             table.refused(link.partition, notice)
+
+    def suspected(self, link: LaneLink, has_lost_state: bool) -> None:
+        if self._directory is not None:
+            kind = "lost" if has_lost_state else "failed"
+            self._directory.tell(Wish(kind, link.partition, link.place.term))
 
     def failed(self, link: LaneLink, error: ReducerError) -> None:
         self.fail(error)
@@ -202,13 +237,66 @@ class Lanes:
         trust = self._trust
         return Dialer(place.address, self._settings.job, trust.key, trust.tls, place.lane)
 
+    def _find_places(self) -> list[Place]:
+        if self._directory is None:
+            return spread(self._count_lanes())
+        document = self._directory.first(self._found, self._settings.connect_timeout)
+        if document.reducers != self._settings.addresses:
+            raise JoinError(
+                f"the tables of this run live on the reducers {', '.join(document.reducers)}, and "
+                f"this worker has the list {', '.join(self._settings.addresses)}: give the same "
+                "list on all workers, or another run_id"
+            )
+        return [document.place(each) for each in range(len(document.partitions))]
+
+    def _found(self) -> PlacesDocument:
+        """The first places: all reducers must answer. Raises ReducerErrors."""
+        incarnations = []
+        for address, lanes in self._count_lanes():
+            answers = [self._probe_lane(address, lane) for lane in range(lanes)]
+            if None in answers:
+                raise ReducerUnavailableError(
+                    f"lane {answers.index(None)} of the reducer at {address} does not answer"
+                )
+            incarnations.append([answer[1] for answer in answers if answer is not None])
+        return found(self._settings.addresses, incarnations)
+
+    def _probe_lane(self, address: str, lane: int) -> tuple[int, bytes] | None:
+        """The number and incarnation of a lane, which is counted modulo the reducer's lanes."""
+        try:
+            answer = self._ask(address, 0)
+            if answer is not None and lane % answer.lanes:
+                answer = self._ask(address, lane % answer.lanes)
+        except (OSError, ReducerError, wire.ReductionError):
+            return None
+        return None if answer is None else (answer.lane, answer.incarnation)
+
+    def _ask(self, address: str, lane: int) -> Notice | None:
+        return ask_lane(self._dialer_to(Place(address, lane)), self._probe_call, _PROBE_SECONDS)
+
+    def _apply(self, document: PlacesDocument) -> None:
+        with self._shared.changed:
+            for partition in range(len(self._places)):
+                self._places.move(partition, document.place(partition))
+
+    def _lose(self, partition: int, why: str) -> None:
+        with self._shared.changed:
+            names = ", ".join(map(repr, sorted(self._tables))) or "none"
+            self.fail(
+                StateLostError(
+                    f"partition {partition} of the tables of job {self._settings.job!r} is lost: "
+                    f"{why}; tables here: {names}. Begin a new run, from a checkpoint or from a "
+                    "worker's parameters",
+                    reason="restarted",
+                )
+            )
+
     def _count_lanes(self) -> list[tuple[str, int]]:
         """The addresses of the reducers, and how many lanes each has."""
         addresses = self._settings.addresses
-        as_reader = replace(self._hello, worker=READER)
         with self._shared.changed:
             for address in addresses:
-                self._probes.append(self._link(-1, partial(Place, address, 0), as_reader))
+                self._probes.append(self._link(-1, partial(Place, address, 0), self._probe_call))
         for probe in self._probes:
             probe.start()
         self._wait_for(self._probes)

@@ -15,6 +15,8 @@ from reducer.wire.codes import MAX_TABLE_NAME_BYTES
 from reducer.wire.table_messages import Notice, TableCall
 from reducer_client.errors import ClosedError, ReducerError, RoundTimeoutError
 from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.registry.daemon import DaemonRegistry
+from reducer_client.registry.interface import Registry
 from reducer_client.tables.calls import Call
 from reducer_client.tables.checkpoints import CheckpointError, SavePolicy, TableImage, save
 from reducer_client.tables.checkpoints import load as load_images
@@ -53,20 +55,25 @@ class ParameterServer:
         workers: the number of workers; None if it is not known.
     """
 
-    def __init__(self, settings: Settings, trust: Trust) -> None:
+    def __init__(self, settings: Settings, trust: Trust, registry: Registry | None = None) -> None:
         self.job = settings.job
         self.worker = None if settings.worker == READER else settings.worker
         self.workers = settings.workers
         self._number = settings.worker
         self._shared = Shared(settings.timeout)
         self._interrupts = EndOnInterrupt(self._end_on_interrupt)
-        self._lanes = Lanes(settings, trust, self._shared)
+        self._own_registry: DaemonRegistry | None = None
+        if settings.replicas and registry is None:
+            registry = self._own_registry = DaemonRegistry(
+                settings.registry, settings.job, key=trust.key, tls=trust.tls
+            )
+        self._lanes = Lanes(settings, trust, self._shared, registry)
         self._tables: dict[str, Table] = {}
         self._supervisors: list[Supervisor] = []
         try:
             self._lanes.open()
         except BaseException:
-            self._lanes.close()
+            self._disconnect()
             raise
 
     def __repr__(self) -> str:
@@ -150,7 +157,10 @@ class ParameterServer:
         description = Description(layout, image.optimizer, wire, digest, rate_of(image))
         vectors, versions = vectors_of(image), versions_for(image, layout)
         first = FirstValues(self._shared, layout, self._number, vectors, versions)
-        return self._register(description, first, as_seconds(timeout))
+        table = self._register(description, first, as_seconds(timeout))
+        with self._shared.changed:
+            table.has_seen(versions)
+        return table
 
     def save(self, directory: str | Path, step: int | None = None, keep: int | None = None) -> Path:
         """Save all tables that this object has, as one checkpoint.
@@ -276,7 +286,7 @@ class ParameterServer:
                     reason="closed",
                 )
             )
-        self._lanes.close()
+        self._disconnect()
         self._shared.callbacks.stop()
 
     def __enter__(self) -> ParameterServer:
@@ -384,6 +394,11 @@ class ParameterServer:
         with self._shared.changed, suppress(RoundTimeoutError):
             self._shared.wait_until(lambda: False, seconds, lambda _: "")
 
+    def _disconnect(self) -> None:
+        self._lanes.close()
+        if self._own_registry is not None:
+            self._own_registry.close()
+
     def _is_quiet(self) -> bool:
         return all(table.is_quiet for table in self._tables.values())
 
@@ -410,6 +425,8 @@ def parameter_server(
     reducer_wait: float | None = None,
     silence: float | None = None,
     timeout: float | None = None,
+    replicas: int = 0,
+    registry: str | Registry | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -435,8 +452,14 @@ def parameter_server(
         reducer_wait: seconds after which a reducer that cannot be reached ends the parameter
             server. By default ``REDUCER_WAIT``, else 30.
         silence: seconds without a byte after which a connection counts as lost and is made again.
-            By default ``REDUCER_SILENCE``, else 5.
+            By default ``REDUCER_SILENCE``, else 5; with ``replicas=1`` the part moves to its
+            backup, and the default is 1.
         timeout: default of all timeouts of pushes, pulls and calls, in seconds; by default 300.
+        replicas: 1 keeps a backup of each part of a table on another reducer, so that nothing is
+            lost with one reducer; equal on all workers. It takes twice the memory.
+        registry: with ``replicas=1``, the address of the reducer whose registry says where each
+            part is (it was started with ``--registry``), or a registry object. By default
+            ``REDUCER_REGISTRY``, else the first reducer.
         key, key_file, tls_cert, tls_key, tls_ca: as in `connect`.
 
     Raises:
@@ -458,9 +481,12 @@ def parameter_server(
         reducer_wait=reducer_wait,
         silence=silence,
         timeout=timeout,
+        replicas=replicas,
+        registry=registry if isinstance(registry, str) else None,
     )
     trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=settings.job)
-    return ParameterServer(settings, trust)
+    given = None if registry is None or isinstance(registry, str) else registry
+    return ParameterServer(settings, trust, given if replicas else None)
 
 
 def _is_complete(description: Description, notices: Sequence[Notice]) -> bool:

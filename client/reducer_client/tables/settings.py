@@ -25,6 +25,8 @@ class Settings:
     reducer_wait: float
     silence: float
     timeout: float
+    replicas: int
+    registry: str
 
 
 def resolve(
@@ -39,22 +41,40 @@ def resolve(
     reducer_wait: float | None,
     silence: float | None,
     timeout: float | None,
+    replicas: int,
+    registry: str | None,
 ) -> Settings:
     """Resolve the settings from arguments and environment. Raises ValueError."""
     if reader and worker is not None:
         raise ValueError(f"worker={worker} and reader=True: a reader has no number")
     rank, size = (None, workers) if reader else config.find_worker(worker, workers)
+    found = config.require_addresses(addresses).value
+    _check_replicas(replicas, found)
+    # A partition with a backup moves when its lane is silent, so that is noticed sooner.
+    silence_of = "silence" if replicas else "lane_silence"
     return Settings(
-        addresses=config.require_addresses(addresses).value,
+        addresses=found,
         job=config.require_job(addresses, job),
         worker=READER if rank is None else rank,
         workers=size,
         run_id=config.resolve_run_id(run_id),
         connect_timeout=config.resolve_seconds("connect_timeout", connect_timeout),
         reducer_wait=config.resolve_seconds("reducer_wait", reducer_wait),
-        silence=config.resolve_seconds("lane_silence", silence),
+        silence=config.resolve_seconds(silence_of, silence),
         timeout=config.DEFAULT_STEP_TIMEOUT if timeout is None else _above_zero(timeout),
+        replicas=replicas,
+        registry=config.resolve_registry(registry, found) if replicas else "",
     )
+
+
+def _check_replicas(replicas: int, addresses: Sequence[str]) -> None:
+    if replicas not in (0, 1):
+        raise ValueError(f"replicas={replicas!r}: expected 0, or 1 for a backup of each partition")
+    if replicas and len(addresses) < 2:
+        raise ValueError(
+            f"replicas=1 with one reducer ({addresses[0]}): the backup of a partition lives on "
+            "another reducer: give two or more"
+        )
 
 
 def _above_zero(timeout: float) -> float:

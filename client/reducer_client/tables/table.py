@@ -175,7 +175,7 @@ class Table:
         flat = np.empty(self._layout.count, np.float32) if direct is None else direct
         versions = self._pull_into([flat], as_seconds(timeout))
         with self._shared.changed:
-            self._note(versions)
+            self.has_seen(versions)
         if arrays is None or out is None:
             return dict(self._layout.views(flat))
         if direct is None:
@@ -248,7 +248,8 @@ class Table:
             self._table.lanes.put(partition, items)
         pull.was_asked = True
 
-    def _note(self, versions: list[int]) -> None:
+    def has_seen(self, versions: list[int]) -> None:
+        """The next gradients are of parameters of these versions. The caller holds the lock."""
         self._bases = list(versions)
         for shard, version in enumerate(versions):
             self._table.note_versions((shard,), version)
