@@ -1,11 +1,12 @@
 """Reducers that hold tables with backups are killed while workers push and connections are cut.
 
-At the end the parameters are, to the unit, the ledger: the sum of all updates that were pushed, each
-of which was answered as applied.
+At the end the parameters are, to the unit, the ledger: the sum of all updates that were pushed,
+each of which was answered as applied.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import subprocess
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +43,7 @@ class Pusher:
     """One worker process, and the receipts that it has told so far."""
 
     def __init__(self, addresses: list[str], registry: str, worker: int, stop: Path) -> None:
-        self.receipts: list[dict[str, float]] = []
+        self.receipts: list[dict[str, Any]] = []
         self.is_ready = False
         arguments = [",".join(addresses), registry, JOB, str(worker), str(stop)]
         self._process = subprocess.Popen(
@@ -93,15 +95,15 @@ def _has_backups(registry: DaemonRegistry) -> bool:
     return all(entry.can_fail_over for entry in document.partitions)
 
 
-def _first_after(pushers: list[Pusher], killed: float) -> float | None:
-    """Seconds until the first receipt of a push that was begun after the kill."""
+def _first_after(pushers: list[Pusher], killed: float) -> float:
+    """Seconds until the first receipt of a push that was begun after the kill; 0: none yet."""
     answered = [
         receipt["answered"]
         for pusher in pushers
         for receipt in pusher.receipts[-200:]
         if receipt["begun"] > killed
     ]
-    return min(answered) - killed if answered else None
+    return min(answered) - killed if answered else 0.0
 
 
 def run(count: int, seed: int, say: Say) -> Figures:
@@ -121,17 +123,16 @@ def run(count: int, seed: int, say: Say) -> Figures:
         with _pushers(proxies.addresses, keeper.address, stop) as pushers:
             wait_until(lambda: all(p.is_ready for p in pushers), SECONDS, "all workers")
             storm.active = True
+            started = 0.0  # when the last victim was started again
             for number in range(count):
                 wait_until(lambda: _has_backups(registry), SECONDS, "a full backup everywhere")
-                if number:
+                if started:
                     refills.append(time.monotonic() - started)
                 victim = rng.randrange(REDUCERS)
                 killed = time.monotonic()
                 reducers.kill(victim)
-                wait_until(
-                    lambda at=killed: _first_after(pushers, at) is not None, SECONDS, "a receipt"
-                )
-                took.append(_first_after(pushers, killed) or 0.0)
+                first = functools.partial(_first_after, pushers, killed)
+                took.append(wait_until(first, SECONDS, "a receipt"))
                 started = time.monotonic()
                 reducers.start(victim)
                 say(f"kill {number + 1} of {count}: {1e3 * took[-1]:.0f} ms to the next receipt")
