@@ -165,6 +165,32 @@ def test_a_table_can_be_attached_to_listed_and_dropped(connect: Connect) -> None
     assert np.array_equal(values(one.table("net", zeros(), optimizer=LEDGER)), flat(zeros()))
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_table_goes_on_from_a_snapshot_over_other_reducers(
+    addresses: list[str], connect: Connect, mode: Any
+) -> None:
+    optimizer = Adam(0.01, convention="torch")
+    gradients = [floats(seed) for seed in range(6)]
+
+    def go(table: Table, seeds: range) -> None:
+        for seed in seeds:
+            table.push(gradients[seed])
+            table.pull()
+
+    first = connect().table("net", floats(9), optimizer=optimizer, mode=mode)
+    go(first, range(3))
+    state = first.snapshot()
+    assert set(state.versions) == {3} and set(state.slots) == {"first_moment", "second_moment"}
+    one_reducer = connect(addresses=addresses[:1], run_id="again")
+    second = one_reducer.table("net", zeros(), optimizer=optimizer, mode=mode, state=state)
+    assert second.version == 3 and second.step == 3
+    go(second, range(3, 6))
+    expected = tables.stepped(optimizer, floats(9), ((each, None) for each in gradients))
+    assert values(second).tobytes() == expected.tobytes()
+    with pytest.raises(ValueError, match="expected the slots of sgd"):
+        one_reducer.table("other", zeros(), optimizer=LEDGER, state=state)
+
+
 # --- several workers -----------------------------------------------------------------------------
 
 
@@ -351,10 +377,16 @@ def test_two_objects_of_one_table_are_refused(connect: Connect) -> None:
 def test_a_worker_that_starts_again_takes_the_place_of_the_first(connect: Connect) -> None:
     first = connect(timeout=10.0).table("net", zeros(), optimizer=LEDGER)
     first.push(integers(1)).wait()
+    first.lr = 0.5
+    first.push(integers(1)).wait()
     second = connect().table("net", zeros(), optimizer=LEDGER, initial=False)
     with pytest.raises(JoinError, match="another process is worker 0"):
         wait_until(lambda: first.push(integers(9)).wait() is None, 10)
+    assert second.lr == 0.5
+    second.lr = 0.25  # counts on from the changes of the first
+    second.pull()
     assert second.push(integers(2)).wait().outcome == "applied"
+    assert second.lr == 0.25 == connect(reader=True).tables()[0].lr
 
 
 def test_an_address_that_comes_twice_is_refused(addresses: list[str], connect: Connect) -> None:

@@ -12,6 +12,7 @@ from reducer_client.tables.description import TableInfo
 from reducer_client.tables.modes import SSP, Async, KOfN, Sync
 from reducer_client.tables.receipts import Push, Receipt
 from reducer_client.tables.server import ParameterServer, parameter_server
+from reducer_client.tables.snapshot import Snapshot
 from reducer_client.tables.table import Table
 from reducer_client.tables.tally import Counts, Staleness
 
@@ -23,6 +24,7 @@ __all__ = [
     "ParameterServer",
     "Push",
     "Receipt",
+    "Snapshot",
     "Staleness",
     "Sync",
     "Table",

@@ -11,7 +11,7 @@ from reducer.optimizers import Optimizer
 from reducer.optimizers.fields import KINDS
 from reducer.wire.codes import MAX_TABLE_NAME_BYTES
 from reducer.wire.table_messages import Notice, TableCall
-from reducer_client.errors import ClosedError, ReducerError, RoundTimeoutError
+from reducer_client.errors import ClosedError, ProtocolError, ReducerError, RoundTimeoutError
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.registry.interface import Registry
@@ -20,10 +20,11 @@ from reducer_client.tables.context import TableContext
 from reducer_client.tables.description import Description, TableInfo, describe, digest_of
 from reducer_client.tables.first_values import FirstValues
 from reducer_client.tables.lanes import Lanes
-from reducer_client.tables.layout import Vector, find_tensors, make_layout
+from reducer_client.tables.layout import find_tensors, make_layout
 from reducer_client.tables.modes import GivenMode, find_mode
 from reducer_client.tables.settings import READER, Settings, resolve
 from reducer_client.tables.shared import Shared, Timeout, as_seconds
+from reducer_client.tables.snapshot import Snapshot
 from reducer_client.tables.table import Table
 from reducer_client.tables.table_state import TableState
 from reducer_client.trust import Trust, resolve_trust
@@ -78,6 +79,7 @@ class ParameterServer:
         optimizer: Optimizer,
         mode: GivenMode = "async",
         initial: bool = True,
+        state: Snapshot | None = None,
         timeout: Timeout | None = None,
     ) -> Table:
         """Make a table, or take part in one that another worker has made.
@@ -92,6 +94,8 @@ class ParameterServer:
             mode: ``"async"``, ``"sync"``, `Async`, `SSP`, `Sync` or `KOfN`.
             initial: False: this worker brings no first values; only the shapes of ``tensors``
                 count. A pull then waits until another worker has brought them.
+            state: from `Table.snapshot`: the table goes on from there, on these reducers, however
+                many there are. It holds the first values, and of ``tensors`` only the shapes count.
             timeout: seconds; None means the parameter server's ``timeout``.
 
         Raises:
@@ -112,14 +116,23 @@ class ParameterServer:
         found, arrays = find_tensors(name, tensors)
         layout = make_layout(name, found, self.lanes)
         wire = find_mode(mode).on_the_wire(self.workers)
-        flat: Vector | None = None
+        first: FirstValues | None = None
+        versions: list[int] | None = None
+        digest = b""
         if initial:
-            flat = layout.empty_vector()
-            layout.copy_in(arrays, flat)
-        digest = b"" if flat is None else digest_of(flat)
+            values = [layout.empty_vector()]
+            if state is None:
+                layout.copy_in(arrays, values[0])
+            else:
+                values, versions = state.arrays(layout, optimizer), state.versions_for(layout)
+            digest = digest_of(values[0])
+            first = FirstValues(self._shared, layout, self._number, values, versions)
         description = Description(layout, optimizer, wire, digest)
-        first = None if flat is None else FirstValues(self._shared, layout, self._number, [flat])
-        return self._register(description, first, as_seconds(timeout))
+        table = self._register(description, first, as_seconds(timeout))
+        if versions is not None:
+            with self._shared.changed:
+                table.goes_on_from(versions)
+        return table
 
     def attach(self, name: str, timeout: Timeout | None = None) -> Table:
         """Take part in a table whose tensors, optimizer and mode the reducers tell.
@@ -166,7 +179,11 @@ class ParameterServer:
             self._shared.check()
             message = TableCall("drop", name=name)
             calls = [self._lanes.call(notice.partition, message) for notice in notices]
-        self._wait_for(calls, limit, f"drop({name!r})")
+        try:
+            self._wait_for(calls, limit, f"drop({name!r})")
+        except ProtocolError:  # a lane knows no such table: perhaps a repeated call was done before
+            if name in self._list(limit):
+                raise
 
     def close(self, timeout: Timeout = _CLOSE_SECONDS) -> None:
         """Leave the tables, which stay on the reducers. May be called more than once.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from reducer.optimizers import NoOptimizer, Optimizer
-from reducer.wire.table_messages import Notice, TableCall
+from reducer.wire.table_messages import TableCall
 from reducer_client.arrays import Array
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
@@ -19,6 +19,7 @@ from reducer_client.tables.pulls import Pull
 from reducer_client.tables.pushes import not_finite
 from reducer_client.tables.receipts import Push
 from reducer_client.tables.shared import Timeout, as_seconds
+from reducer_client.tables.snapshot import Snapshot
 from reducer_client.tables.staging import Staging
 from reducer_client.tables.table_state import TableState
 from reducer_client.tables.tally import Counts, Staleness
@@ -180,6 +181,22 @@ class Table:
             self._layout.copy_out(flat, arrays)
         return dict(out)
 
+    def snapshot(self, timeout: Timeout | None = None) -> Snapshot:
+        """Fetch the parameters and the optimizer's state, with which a table can go on.
+
+        With common steps all of it is of one step. In the other modes each shard is of one moment
+        of its own. Raises as `pull` does.
+        """
+        self._shared.check_process()
+        slots = {slot.name: self._layout.empty_vector() for slot in self.optimizer.slots}
+        parameters = self._layout.empty_vector()
+        versions = self._pull_into([parameters, *slots.values()], as_seconds(timeout))
+        return Snapshot(parameters, slots, tuple(versions))
+
+    def goes_on_from(self, versions: list[int]) -> None:
+        """This worker has brought values of these versions. The caller holds the lock."""
+        self._note(versions)
+
     def _outputs(self, out: Mapping[str, Array]) -> list[Array]:
         arrays = self._layout.check("out", out)
         for tensor, array in zip(self._layout.tensors, arrays, strict=True):
@@ -297,12 +314,7 @@ class Table:
             state.rate = float(rate)
             message = TableCall("rate", name=self.name, rate=state.rate, number=state.rate_number)
             for partition in state.partitions:
-                self._table.lanes.call(partition, message, self._layout.key, self._rate_is_set)
-
-    def _rate_is_set(self, notice: Notice) -> None:
-        if not notice.code and notice.rate >= 0:
-            self._state.rate = notice.rate
-            self._state.rate_number = max(self._state.rate_number, notice.version)
+                self._table.lanes.call(partition, message, self._layout.key, state.note_rate)
 
     @property
     def is_quiet(self) -> bool:
