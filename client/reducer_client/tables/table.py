@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,9 +13,9 @@ from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.finite import is_within, name_bad_tensors
 from reducer_client.tables.layout import Layout, Vector
-from reducer_client.tables.modes import SSP, Mode
-from reducer_client.tables.pulls import Pull
+from reducer_client.tables.modes import Mode
 from reducer_client.tables.pushes import not_finite
+from reducer_client.tables.reads import Reads
 from reducer_client.tables.receipts import Push
 from reducer_client.tables.shared import Timeout, as_seconds
 from reducer_client.tables.snapshot import Snapshot
@@ -48,6 +47,7 @@ class Table:
         self._layout: Layout = description.layout
         self._shared = state.context.shared
         self._interrupts = interrupts
+        self._reads = Reads(state)
         self._bases = [0] * self._layout.shards
         self._last_push = 0
 
@@ -174,7 +174,7 @@ class Table:
         arrays = None if out is None else self._outputs(out)
         direct = None if arrays is None else self._layout.as_vector(arrays)
         flat = np.empty(self._layout.count, np.float32) if direct is None else direct
-        self._pull_into([flat], as_seconds(timeout))
+        self._pull_into([flat], timeout)
         if arrays is None or out is None:
             return dict(self._layout.views(flat))
         if direct is None:
@@ -190,7 +190,7 @@ class Table:
         self._shared.check_process()
         slots = {slot.name: self._layout.empty_vector() for slot in self.optimizer.slots}
         parameters = self._layout.empty_vector()
-        versions = self._pull_into([parameters, *slots.values()], as_seconds(timeout))
+        versions = self._pull_into([parameters, *slots.values()], timeout)
         return Snapshot(parameters, slots, tuple(versions))
 
     def goes_on_from(self, versions: list[int]) -> None:
@@ -207,53 +207,14 @@ class Table:
                 )
         return arrays
 
-    def _pull_into(self, into: Sequence[Vector], timeout: float | None) -> list[int]:
+    def _pull_into(self, into: Sequence[Vector], timeout: Timeout | None) -> list[int]:
         """Pull into vectors. Returns the versions of the shards."""
-        limit = self._shared.timeout if timeout is None else timeout
-        deadline = time.monotonic() + limit
-
-        def describe(_: float) -> str:
-            return self._describe_pull(limit)
-
-        def left() -> float:
-            return max(0.0, deadline - time.monotonic())
-
+        limit = as_seconds(timeout)
         with self._shared.changed:
             self._check()
-            self._table.wait_until(lambda: self._state.may_pull, left(), describe)
-            pull = Pull(
-                self._shared,
-                self._layout,
-                self._table.lanes.next_number(),
-                into,
-                self._table.worker,
-            )
-            steps = self._state.steps
-            self._ask(pull, 0 if steps is None else steps.least_version)
-            try:
-                self._table.wait_until(lambda: pull.done, left(), describe)
-                while steps is not None and (most := max(pull.versions)) > min(pull.versions):
-                    self._ask(pull, most)
-                    self._table.wait_until(lambda: pull.done, left(), describe)
-            except BaseException:
-                self._table.lanes.give_up(self._layout.key, pull.number)
-                pull.wait_for_writers()
-                raise
-            self._note(pull.versions)
-            return pull.versions
-
-    def _ask(self, pull: Pull, least_version: int) -> None:
-        """Ask for all shards that have not come, or are older than the version."""
-        state, versions = self._state, pull.versions
-        bound = self.mode.bound if isinstance(self.mode, SSP) else 0
-        least_clock = max(0, state.clock - bound) if isinstance(self.mode, SSP) else 0
-        for partition in state.partitions:
-            wanted = self._layout.by_partition[partition]
-            if pull.was_asked:
-                wanted = tuple(shard for shard in wanted if versions[shard] < least_version)
-            items = pull.items(wanted, least_clock, least_version)
-            self._table.lanes.put(partition, items)
-        pull.was_asked = True
+            versions = self._reads.into(into, self._shared.timeout if limit is None else limit)
+            self._note(versions)
+            return versions
 
     def _note(self, versions: list[int]) -> None:
         self._bases = list(versions)
@@ -355,19 +316,4 @@ class Table:
         return (
             f"table {self.name!r}: after {limit:g} s not all first values have come: does a worker "
             "make the table with initial=True?"
-        )
-
-    def _describe_pull(self, limit: float) -> str:
-        reasons = ["first values have not come"] if not self._state.is_ready else []
-        if isinstance(self.mode, SSP):
-            reasons.append(
-                f"workers are more than {self.mode.bound} clocks behind this one (clock "
-                f"{self._state.clock}): do all call clock()?"
-            )
-        if self._state.steps is not None:
-            reasons.append(
-                f"step {self._state.steps.least_version} is not over: do all workers push?"
-            )
-        return (
-            f"table {self.name!r}: not pulled within {limit:g} s; perhaps {'; or '.join(reasons)}"
         )
