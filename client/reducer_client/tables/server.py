@@ -284,11 +284,11 @@ class ParameterServer:
                 self._lanes.call(partition, TableCall("list"))
                 for partition in range(self._lanes.partitions)
             ]
-        by_name: dict[str, list[Notice]] = {}
+        found: dict[str, dict[int, Notice]] = {}
         for notice in self._wait_for(calls, timeout, "the list of tables"):
             if notice.name:
-                by_name.setdefault(notice.name, []).append(notice)
-        return by_name
+                found.setdefault(notice.name, {})[notice.partition] = notice
+        return {name: list(by_partition.values()) for name, by_partition in found.items()}
 
     def _wait_for(self, calls: Sequence[Call], timeout: float | None, what: str) -> list[Notice]:
         def describe_missing(seconds: float) -> str:
