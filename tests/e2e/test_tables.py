@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from reducer_client.errors import (
     StateLostError,
 )
 from reducer_client.tables import SSP, Async, KOfN, ParameterServer, Table
+from reducer_client.tables.modes import find_mode
 from tests.support import tables
 from tests.support.certs import Files
 from tests.support.ranks import run_ranks
@@ -166,8 +168,8 @@ def test_a_table_can_be_attached_to_listed_and_dropped(connect: Connect) -> None
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_table_goes_on_from_a_snapshot_over_other_reducers(
-    addresses: list[str], connect: Connect, mode: Any
+def test_a_table_goes_on_from_a_checkpoint_over_other_reducers(
+    addresses: list[str], connect: Connect, mode: Any, tmp_path: Path
 ) -> None:
     optimizer = Adam(0.01, convention="torch")
     gradients = [floats(seed) for seed in range(6)]
@@ -177,18 +179,14 @@ def test_a_table_goes_on_from_a_snapshot_over_other_reducers(
             table.push(gradients[seed])
             table.pull()
 
-    first = connect().table("net", floats(9), optimizer=optimizer, mode=mode)
-    go(first, range(3))
-    state = first.snapshot()
-    assert set(state.versions) == {3} and set(state.slots) == {"first_moment", "second_moment"}
-    one_reducer = connect(addresses=addresses[:1], run_id="again")
-    second = one_reducer.table("net", zeros(), optimizer=optimizer, mode=mode, state=state)
-    assert second.version == 3 and second.step == 3
-    go(second, range(3, 6))
+    saver = connect()
+    go(saver.table("net", floats(9), optimizer=optimizer, mode=mode), range(3))
+    saver.save(tmp_path)
+    restored = connect(addresses=addresses[:1], run_id="again").load(tmp_path)["net"]
+    assert restored.version == 3 and restored.step == 3 and restored.mode == find_mode(mode)
+    go(restored, range(3, 6))
     expected = tables.stepped(optimizer, floats(9), ((each, None) for each in gradients))
-    assert values(second).tobytes() == expected.tobytes()
-    with pytest.raises(ValueError, match="expected the slots of sgd"):
-        one_reducer.table("other", zeros(), optimizer=LEDGER, state=state)
+    assert values(restored).tobytes() == expected.tobytes()
 
 
 # --- several workers -----------------------------------------------------------------------------

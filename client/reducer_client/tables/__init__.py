@@ -13,7 +13,6 @@ from reducer_client.tables.description import TableInfo
 from reducer_client.tables.modes import SSP, Async, KOfN, Sync
 from reducer_client.tables.receipts import Push, Receipt
 from reducer_client.tables.server import ParameterServer
-from reducer_client.tables.snapshot import Snapshot
 from reducer_client.tables.table import Table
 from reducer_client.tables.tally import Counts, Staleness
 
@@ -25,7 +24,6 @@ __all__ = [
     "ParameterServer",
     "Push",
     "Receipt",
-    "Snapshot",
     "Staleness",
     "Sync",
     "Table",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from reducer.optimizers import Optimizer
@@ -16,15 +18,25 @@ from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.registry.interface import Registry
 from reducer_client.tables.calls import Call
+from reducer_client.tables.checkpoints import CheckpointError, SavePolicy, TableImage, save
+from reducer_client.tables.checkpoints import load as load_images
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.description import Description, TableInfo, describe, digest_of
 from reducer_client.tables.first_values import FirstValues
+from reducer_client.tables.images import (
+    image_of,
+    mode_of,
+    rate_of,
+    tensors_of,
+    vectors_of,
+    versions_for,
+)
 from reducer_client.tables.lanes import Lanes
 from reducer_client.tables.layout import find_tensors, make_layout
 from reducer_client.tables.modes import GivenMode, find_mode
 from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared, Timeout, as_seconds
-from reducer_client.tables.snapshot import Snapshot
+from reducer_client.tables.supervisor import Supervisor, step_of
 from reducer_client.tables.table import Table
 from reducer_client.tables.table_state import TableState
 from reducer_client.trust import Trust
@@ -57,6 +69,7 @@ class ParameterServer:
             )
         self._lanes = Lanes(settings, trust, self._shared, registry)
         self._tables: dict[str, Table] = {}
+        self._supervisors: list[Supervisor] = []
         try:
             self._lanes.open()
         except BaseException:
@@ -79,7 +92,6 @@ class ParameterServer:
         optimizer: Optimizer,
         mode: GivenMode = "async",
         initial: bool = True,
-        state: Snapshot | None = None,
         timeout: Timeout | None = None,
     ) -> Table:
         """Make a table, or take part in one that another worker has made.
@@ -94,8 +106,6 @@ class ParameterServer:
             mode: ``"async"``, ``"sync"``, `Async`, `SSP`, `Sync` or `KOfN`.
             initial: False: this worker brings no first values; only the shapes of ``tensors``
                 count. A pull then waits until another worker has brought them.
-            state: from `Table.snapshot`: the table goes on from there, on these reducers, however
-                many there are. It holds the first values, and of ``tensors`` only the shapes count.
             timeout: seconds; None means the parameter server's ``timeout``.
 
         Raises:
@@ -117,22 +127,96 @@ class ParameterServer:
         layout = make_layout(name, found, self.lanes)
         wire = find_mode(mode).on_the_wire(self.workers)
         first: FirstValues | None = None
-        versions: list[int] | None = None
         digest = b""
         if initial:
-            values = [layout.empty_vector()]
-            if state is None:
-                layout.copy_in(arrays, values[0])
-            else:
-                values, versions = state.arrays(layout, optimizer), state.versions_for(layout)
-            digest = digest_of(values[0])
-            first = FirstValues(self._shared, layout, self._number, values, versions)
+            flat = layout.empty_vector()
+            layout.copy_in(arrays, flat)
+            digest = digest_of(flat)
+            first = FirstValues(self._shared, layout, self._number, [flat])
         description = Description(layout, optimizer, wire, digest)
+        return self._register(description, first, as_seconds(timeout))
+
+    def restore(
+        self, image: TableImage, *, mode: GivenMode | None = None, timeout: Timeout | None = None
+    ) -> Table:
+        """Make a table from a checkpoint's image, with its slots, versions and learning rate.
+
+        The reducers may be others, and another number of them. Every worker may restore the same
+        image; a worker without the checkpoint uses `attach`.
+
+        Args:
+            image: from `load_images`, or `reducer_client.tables.checkpoints.load`.
+            mode: another mode than the table had.
+            timeout: seconds; None means the parameter server's ``timeout``.
+
+        Raises the errors of `table`, and CheckpointError for an image without versions.
+        """
+        self._check_name(image.name)
+        layout = make_layout(image.name, tensors_of(image), self.lanes)
+        wire = find_mode(mode_of(image) if mode is None else mode).on_the_wire(self.workers)
+        digest = digest_of(image.parameters)
+        description = Description(layout, image.optimizer, wire, digest, rate_of(image))
+        vectors, versions = vectors_of(image), versions_for(image, layout)
+        first = FirstValues(self._shared, layout, self._number, vectors, versions)
         table = self._register(description, first, as_seconds(timeout))
-        if versions is not None:
-            with self._shared.changed:
-                table.goes_on_from(versions)
+        with self._shared.changed:
+            table.has_seen(versions)
         return table
+
+    def save(self, directory: str | Path, step: int | None = None, keep: int | None = None) -> Path:
+        """Save all tables that this object has, as one checkpoint.
+
+        Args:
+            directory: is made if it does not exist. One job has it for itself.
+            step: the checkpoint's number; by default the greatest version of a shard.
+            keep: how many checkpoints remain; None: all.
+
+        Returns the folder of the checkpoint. Raises CheckpointError (no table, a full disk ...) and
+        the errors of `Table.pull`; the checkpoints before are untouched.
+        """
+        images = [image_of(table) for table in self._tables.values()]
+        if not images:
+            raise CheckpointError("there is no table to save: make one, or attach to one")
+        os.makedirs(directory, exist_ok=True)
+        number = step_of(images) if step is None else step
+        return save(directory, number, images, job=self.job, keep=keep)
+
+    def load(self, directory: str | Path, step: int | None = None) -> dict[str, Table]:
+        """Restore all tables of a checkpoint: the newest that is whole, or that of ``step``.
+
+        Returns the tables by name. Raises CheckpointError, and the errors of `restore`.
+        """
+        images = load_images(directory, step)
+        return {image.name: self.restore(image) for image in images}
+
+    def supervise(
+        self,
+        directory: str | Path,
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int | None = 3,
+    ) -> Supervisor:
+        """Save all tables from time to time, in a thread, until this object is closed.
+
+        One worker does so, by custom worker 0. A save reads the tables as any pull does: the others
+        train on.
+
+        Args:
+            every_steps: versions from one save to the next.
+            every_seconds: seconds from one save to the next.
+            keep: how many checkpoints remain; None: all.
+
+        Raises CheckpointError if a number is out of range.
+        """
+        policy = SavePolicy(every_steps, every_seconds, keep)
+        os.makedirs(directory, exist_ok=True)
+        supervisor = Supervisor(
+            Path(directory), policy, self.job, lambda: list(self._tables.values())
+        )
+        self._supervisors.append(supervisor)
+        supervisor.start()
+        return supervisor
 
     def attach(self, name: str, timeout: Timeout | None = None) -> Table:
         """Take part in a table whose tensors, optimizer and mode the reducers tell.
@@ -193,6 +277,8 @@ class ParameterServer:
         """
         if self._shared.is_forked:
             return
+        while self._supervisors:
+            self._supervisors.pop().stop()
         limit = as_seconds(timeout)
         with self._shared.changed:
             if self._shared.failure is None:
@@ -247,7 +333,7 @@ class ParameterServer:
             self._check_name(name)
             self._tables[name] = table
             self._lanes.add(name, state)
-            calls = [] if state.is_reader else state.register()
+            calls = [] if state.is_reader and first is None else state.register()
         try:
             self._wait_for(calls, limit, f"table {name!r}")
             self._wait_for_values(context, state, max(0.0, deadline - time.monotonic()))

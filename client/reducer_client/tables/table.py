@@ -13,12 +13,11 @@ from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.finite import is_within, name_bad_tensors
 from reducer_client.tables.layout import Layout, Vector
-from reducer_client.tables.modes import Mode
+from reducer_client.tables.modes import Mode, WireMode
 from reducer_client.tables.pushes import not_finite
 from reducer_client.tables.reads import Reads
 from reducer_client.tables.receipts import Push
 from reducer_client.tables.shared import Timeout, as_seconds
-from reducer_client.tables.snapshot import Snapshot
 from reducer_client.tables.staging import Staging
 from reducer_client.tables.table_state import TableState
 from reducer_client.tables.tally import Counts, Staleness
@@ -174,28 +173,14 @@ class Table:
         arrays = None if out is None else self._outputs(out)
         direct = None if arrays is None else self._layout.as_vector(arrays)
         flat = np.empty(self._layout.count, np.float32) if direct is None else direct
-        self._pull_into([flat], timeout)
+        versions = self._pull_into([flat], timeout)
+        with self._shared.changed:
+            self.has_seen(versions)
         if arrays is None or out is None:
             return dict(self._layout.views(flat))
         if direct is None:
             self._layout.copy_out(flat, arrays)
         return dict(out)
-
-    def snapshot(self, timeout: Timeout | None = None) -> Snapshot:
-        """Fetch the parameters and the optimizer's state, with which a table can go on.
-
-        With common steps all of it is of one step. In the other modes each shard is of one moment
-        of its own. Raises as `pull` does.
-        """
-        self._shared.check_process()
-        slots = {slot.name: self._layout.empty_vector() for slot in self.optimizer.slots}
-        parameters = self._layout.empty_vector()
-        versions = self._pull_into([parameters, *slots.values()], timeout)
-        return Snapshot(parameters, slots, tuple(versions))
-
-    def goes_on_from(self, versions: list[int]) -> None:
-        """This worker has brought values of these versions. The caller holds the lock."""
-        self._note(versions)
 
     def _outputs(self, out: Mapping[str, Array]) -> list[Array]:
         arrays = self._layout.check("out", out)
@@ -207,16 +192,24 @@ class Table:
                 )
         return arrays
 
+    def pull_arrays(self, into: Sequence[Vector], timeout: Timeout | None = None) -> list[int]:
+        """Pull the parameters and, if there are more vectors, the slots of the optimizer.
+
+        Changes nothing for the next push. Returns the versions of the shards. Raises the errors of
+        `pull`.
+        """
+        self._shared.check_process()
+        return self._pull_into(into, timeout)
+
     def _pull_into(self, into: Sequence[Vector], timeout: Timeout | None) -> list[int]:
         """Pull into vectors. Returns the versions of the shards."""
         limit = as_seconds(timeout)
         with self._shared.changed:
             self._check()
-            versions = self._reads.into(into, self._shared.timeout if limit is None else limit)
-            self._note(versions)
-            return versions
+            return self._reads.into(into, self._shared.timeout if limit is None else limit)
 
-    def _note(self, versions: list[int]) -> None:
+    def has_seen(self, versions: list[int]) -> None:
+        """The next gradients are of parameters of these versions. The caller holds the lock."""
         self._bases = list(versions)
         for shard, version in enumerate(versions):
             self._table.note_versions((shard,), version)
@@ -281,6 +274,16 @@ class Table:
     def is_quiet(self) -> bool:
         """Whether no push is on its way. The caller holds the lock."""
         return self._state.is_empty or self._table.failure is not None
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor lies, and how the table is cut into shards."""
+        return self._layout
+
+    @property
+    def wire_mode(self) -> WireMode:
+        """The mode as the reducers know it."""
+        return self._state.description.wire
 
     @property
     def version(self) -> int:

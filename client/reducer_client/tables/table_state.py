@@ -168,6 +168,8 @@ class TableState:
             self._ready.add(partition)
         if notice.missing and self._first is not None:
             self.context.lanes.put(partition, self._first.items(partition))
+        if notice.rate >= 0:
+            self.rate = notice.rate
         if self.steps is not None:
             self.steps.saw(notice.version)
         shards = self.description.layout.by_partition[partition]
