@@ -77,7 +77,7 @@ def push_until(table: Table, worker: int, stop: threading.Event) -> int:
     """Push integers, one after the other; returns how many were applied."""
     pushes: list[Push] = []
     while not stop.is_set():
-        pushes.append(table.push(integers(1_000 * worker + len(pushes))))
+        pushes.append(table.push(integers(10_000 * worker + len(pushes))))
         if len(pushes) % 4 == 0:
             assert pushes[-4].wait().outcome == "applied"
             table.pull()
@@ -110,7 +110,7 @@ def test_no_push_is_lost_or_doubled_while_primaries_die(
         finally:
             stop.set()
         counts = [each.result(SECONDS) for each in running]
-        seeds = [1_000 * n + i for n, count in enumerate(counts) for i in range(count)]
+        seeds = [10_000 * n + i for n, count in enumerate(counts) for i in range(count)]
         expected = ledger(zeros(), map(integers, seeds))
         for table in both:
             assert np.array_equal(flat(table.pull()), expected)

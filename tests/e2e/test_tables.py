@@ -351,10 +351,16 @@ def test_two_objects_of_one_table_are_refused(connect: Connect) -> None:
 def test_a_worker_that_starts_again_takes_the_place_of_the_first(connect: Connect) -> None:
     first = connect(timeout=10.0).table("net", zeros(), optimizer=LEDGER)
     first.push(integers(1)).wait()
+    first.lr = 0.5
+    first.push(integers(1)).wait()
     second = connect().table("net", zeros(), optimizer=LEDGER, initial=False)
     with pytest.raises(JoinError, match="another process is worker 0"):
         wait_until(lambda: first.push(integers(9)).wait() is None, 10)
+    assert second.lr == 0.5
+    second.lr = 0.25  # counts on from the changes of the first
+    second.pull()
     assert second.push(integers(2)).wait().outcome == "applied"
+    assert second.lr == 0.25 == connect(reader=True).tables()[0].lr
 
 
 def test_an_address_that_comes_twice_is_refused(addresses: list[str], connect: Connect) -> None:

@@ -1,4 +1,4 @@
-"""``parameter_server``: connects to the reducers, and makes, finds and drops tables."""
+"""The parameter server, as a worker uses it: makes, finds and drops tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reducer.optimizers import Optimizer
 from reducer.optimizers.fields import KINDS
 from reducer.wire.codes import MAX_TABLE_NAME_BYTES
 from reducer.wire.table_messages import Notice, TableCall
-from reducer_client.errors import ClosedError, ReducerError, RoundTimeoutError
+from reducer_client.errors import ClosedError, ProtocolError, ReducerError, RoundTimeoutError
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.registry.interface import Registry
@@ -32,14 +32,14 @@ from reducer_client.tables.images import (
     versions_for,
 )
 from reducer_client.tables.lanes import Lanes
-from reducer_client.tables.layout import Vector, find_tensors, make_layout
+from reducer_client.tables.layout import find_tensors, make_layout
 from reducer_client.tables.modes import GivenMode, find_mode
-from reducer_client.tables.settings import READER, Settings, resolve
+from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared, Timeout, as_seconds
 from reducer_client.tables.supervisor import Supervisor, step_of
 from reducer_client.tables.table import Table
 from reducer_client.tables.table_state import TableState
-from reducer_client.trust import Trust, resolve_trust
+from reducer_client.trust import Trust
 
 _CLOSE_SECONDS = 5.0  # for the receipts of pushes on their way
 _LOOK_AGAIN = 0.1  # seconds until `attach` looks for a table again
@@ -126,13 +126,14 @@ class ParameterServer:
         found, arrays = find_tensors(name, tensors)
         layout = make_layout(name, found, self.lanes)
         wire = find_mode(mode).on_the_wire(self.workers)
-        flat: Vector | None = None
+        first: FirstValues | None = None
+        digest = b""
         if initial:
             flat = layout.empty_vector()
             layout.copy_in(arrays, flat)
-        digest = b"" if flat is None else digest_of(flat)
+            digest = digest_of(flat)
+            first = FirstValues(self._shared, layout, self._number, [flat])
         description = Description(layout, optimizer, wire, digest)
-        first = None if flat is None else FirstValues(self._shared, layout, self._number, [flat])
         return self._register(description, first, as_seconds(timeout))
 
     def restore(
@@ -262,7 +263,11 @@ class ParameterServer:
             self._shared.check()
             message = TableCall("drop", name=name)
             calls = [self._lanes.call(notice.partition, message) for notice in notices]
-        self._wait_for(calls, limit, f"drop({name!r})")
+        try:
+            self._wait_for(calls, limit, f"drop({name!r})")
+        except ProtocolError:  # a lane knows no such table: perhaps a repeated call was done before
+            if name in self._list(limit):
+                raise
 
     def close(self, timeout: Timeout = _CLOSE_SECONDS) -> None:
         """Leave the tables, which stay on the reducers. May be called more than once.
@@ -365,11 +370,11 @@ class ParameterServer:
                 self._lanes.call(partition, TableCall("list"))
                 for partition in range(self._lanes.partitions)
             ]
-        by_name: dict[str, list[Notice]] = {}
+        found: dict[str, dict[int, Notice]] = {}
         for notice in self._wait_for(calls, timeout, "the list of tables"):
             if notice.name:
-                by_name.setdefault(notice.name, []).append(notice)
-        return by_name
+                found.setdefault(notice.name, {})[notice.partition] = notice
+        return {name: list(by_partition.values()) for name, by_partition in found.items()}
 
     def _wait_for(self, calls: Sequence[Call], timeout: float | None, what: str) -> list[Notice]:
         def describe_missing(seconds: float) -> str:
@@ -411,82 +416,6 @@ class ParameterServer:
                     reason="interrupted",
                 )
             )
-
-
-def parameter_server(
-    addresses: str | Sequence[str] | None = None,
-    *,
-    job: str | None = None,
-    worker: int | None = None,
-    workers: int | None = None,
-    run_id: str | None = None,
-    reader: bool = False,
-    connect_timeout: float | None = None,
-    reducer_wait: float | None = None,
-    silence: float | None = None,
-    timeout: float | None = None,
-    replicas: int = 0,
-    registry: str | Registry | None = None,
-    key: bytes | None = None,
-    key_file: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_ca: str | None = None,
-) -> ParameterServer:
-    """Connect to the reducers of a job, for tables. Returns when all lanes have answered.
-
-    If ``addresses``, ``job``, ``worker``, ``workers`` or ``run_id`` is None, its value comes from
-    ``REDUCER_ADDRS``, ``REDUCER_JOB``, ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE`` or
-    ``REDUCER_RUN_ID``, else from the variables of the launcher or the cluster, as in `connect`.
-
-    Args:
-        addresses: ``host:port`` of every reducer, in the same order on all workers.
-        job: name of the job, equal on all workers.
-        worker: the number of this worker, from 0 on, different on every worker. A process that
-            starts again with the number of another one takes its place.
-        workers: the number of workers; tables with common steps need it.
-        run_id: id of this run of the job; tables of other runs are others. "" by default.
-        reader: this process only pulls, and has no number: an evaluator, for example.
-        connect_timeout: seconds in which all reducers must be reached. By default
-            ``REDUCER_CONNECT_TIMEOUT``, else 60.
-        reducer_wait: seconds after which a reducer that cannot be reached ends the parameter
-            server. By default ``REDUCER_WAIT``, else 30.
-        silence: seconds without a byte after which a connection counts as lost and is made again.
-            By default ``REDUCER_SILENCE``, else 5; with ``replicas=1`` the part moves to its
-            backup, and the default is 1.
-        timeout: default of all timeouts of pushes, pulls and calls, in seconds; by default 300.
-        replicas: 1 keeps a backup of each part of a table on another reducer, so that nothing is
-            lost with one reducer; equal on all workers. It takes twice the memory.
-        registry: with ``replicas=1``, the address of the reducer whose registry says where each
-            part is (it was started with ``--registry``), or a registry object. By default
-            ``REDUCER_REGISTRY``, else the first reducer.
-        key, key_file, tls_cert, tls_key, tls_ca: as in `connect`.
-
-    Raises:
-        ValueError: a setting is missing or invalid.
-        AuthenticationError: a reducer and this client do not trust each other.
-        ReducerUnavailableError: a reducer could not be reached within ``connect_timeout``.
-        JoinError: the list of addresses names a reducer twice.
-        QuotaExceededError: the job would exceed its share of connections.
-        ProtocolError: the process at an address is not a reducer, or is too old for tables.
-    """
-    settings = resolve(
-        addresses,
-        job=job,
-        worker=worker,
-        workers=workers,
-        run_id=run_id,
-        reader=reader,
-        connect_timeout=connect_timeout,
-        reducer_wait=reducer_wait,
-        silence=silence,
-        timeout=timeout,
-        replicas=replicas,
-        registry=registry if isinstance(registry, str) else None,
-    )
-    trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=settings.job)
-    given = None if registry is None or isinstance(registry, str) else registry
-    return ParameterServer(settings, trust, given if replicas else None)
 
 
 def _is_complete(description: Description, notices: Sequence[Notice]) -> bool:
