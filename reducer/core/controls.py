@@ -125,7 +125,7 @@ class Controls:
     def _table(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         call = messages.decode(TableCall, event.payload or b"")
         if self._tables.has(peer.id):
-            self._tables.call(peer.id, event.header.key, call, out)
+            self._tables.call(peer.id, event.header.key, call, now, out)
             return
         if peer.state != SessionState.NEW or call.call != "open":
             raise ProtocolError(f"{peer} called {call.call} of tables in state {peer.state.name}")

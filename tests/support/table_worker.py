@@ -1,9 +1,9 @@
-"""A worker that a test plays by hand against the tables of a SimLane."""
+"""A worker that a test plays by hand against the tables of a SimLane, or of a real lane."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 import numpy as np
@@ -17,7 +17,6 @@ from reducer.wire.header import NO_RANK, Header
 from reducer.wire.keys import key_id
 from reducer.wire.table_messages import Notice, TableCall
 from tests.support.frames import control, frame, heartbeat
-from tests.support.simlane import SimLane, SimSession
 
 Array = npt.NDArray[np.float32]
 SHARD = 16
@@ -31,22 +30,47 @@ def describe(of: Optimizer = UNIT_SGD, **fields: Any) -> TableCall:
     return TableCall("table", name="net", **{**known, **fields})
 
 
+class Session(Protocol):
+    """A connection to a lane. `closed`: why the lane has closed it."""
+
+    closed: str | None
+
+    def send(self, data: bytes) -> None: ...
+
+    def read(self) -> list[Frame]: ...
+
+    def disconnect(self, reason: str = ...) -> None: ...
+
+
+class Connects(Protocol):
+    """SimLane, or a lane of a daemon (`tests.support.wire_lane`)."""
+
+    def connect(self) -> Session: ...
+
+
 class TableWorker:
     """One worker on one lane. `frames`: what it was sent and the test has not taken."""
 
     def __init__(
-        self, lane: SimLane, worker: int, start: int = 0, *, job: str = "job", silence_ms: int = 0
+        self,
+        lane: Connects,
+        worker: int,
+        start: int = 0,
+        *,
+        job: str = "job",
+        silence_ms: int = 0,
+        run_id: str = "",
     ) -> None:
         self.lane = lane
         self.worker = worker
         self.incarnation = bytes([worker % 256, start]) * 8
-        self.session: SimSession = lane.connect()
+        self.session: Session = lane.connect()
         self.frames: list[Frame] = []
         self.description = describe()
         self.send(
             control(
                 TableCall(
-                    "open", job=job, worker=worker, incarnation=self.incarnation,
+                    "open", job=job, run_id=run_id, worker=worker, incarnation=self.incarnation,
                     silence_ms=silence_ms,
                 ),
                 key=1,
@@ -119,8 +143,8 @@ class TableWorker:
 
     def pull(self, shard: int, clock: int = 0, version: int = 0, **fields: int) -> None:
         header = Header(
-            MessageKind.PULL, rank=self.worker & NO_RANK, chunk=shard, key=self.key, round=7, count=clock,
-            done=version, **fields,
+            MessageKind.PULL, rank=self.worker & NO_RANK, chunk=shard, key=self.key, round=7,
+            count=clock, done=version, **fields,
         )  # fmt: skip
         self.send(frame(header))
 

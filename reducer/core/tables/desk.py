@@ -39,13 +39,16 @@ class PushAdmission(Admission):
 class Request:
     """One call of a connection."""
 
-    __slots__ = ("call", "holdings", "number", "seat")
+    __slots__ = ("call", "holdings", "now", "number", "seat")
 
-    def __init__(self, seat: Seat, holdings: Holdings, number: int, call: TableCall) -> None:
+    def __init__(
+        self, seat: Seat, holdings: Holdings, number: int, call: TableCall, now: float
+    ) -> None:
         self.seat = seat
         self.holdings = holdings
         self.number = number
         self.call = call
+        self.now = now
 
 
 class TableDesk:
@@ -78,6 +81,11 @@ class TableDesk:
     @property
     def is_empty(self) -> bool:
         return not self._holdings
+
+    @property
+    def tables(self) -> int:
+        """How many tables the lane has."""
+        return sum([len(holdings.by_key) for holdings in self._holdings.values()])
 
     def room(self, session: int) -> int:
         """How many bytes may wait for the session."""
@@ -130,6 +138,7 @@ class TableDesk:
         seat, holdings = self._seats[session]
         worker = holdings.workers.find(seat.worker)
         if worker is not None and worker.seat is seat:
+            worker.has_left = True
             holdings.put_out(worker, out)
 
     def tick(self, now: float) -> list[Output]:
@@ -195,6 +204,7 @@ class TableDesk:
             return
         table, shard = self._place(seat, holdings, header)
         seat.unanswered += header.length
+        table.counts.bytes_in += header.length
         if header.flags & VALUES:
             holdings.updates.take_values(table, shard, seat, header, buffer, now, out)
         elif table.steps is not None:
@@ -226,14 +236,16 @@ class TableDesk:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def call(self, session: int, number: int, call: TableCall, out: list[Output]) -> None:
+    def call(
+        self, session: int, number: int, call: TableCall, now: float, out: list[Output]
+    ) -> None:
         """A call behind `open`. What it asks for in vain is refused, and the connection stays."""
         seat, holdings = self._seats[session]
         handler = self._calls.get(call.call)
         if handler is None:
             raise ProtocolError(f"{seat} opens tables twice on one connection")
         try:
-            handler(Request(seat, holdings, number, call), out)
+            handler(Request(seat, holdings, number, call, now), out)
         except ReductionError as error:
             text = str(error)[:4_000]
             refusal = Notice(call.call, code=int(error.code), message=text, name=call.name)
@@ -287,7 +299,7 @@ class TableDesk:
 
     def _enter(self, request: Request, out: list[Output]) -> None:
         request.holdings.stepping.enter(
-            request.holdings.find(request.call.name), request.seat, request.call, out
+            request.holdings.find(request.call.name), request.seat, request.call, request.now, out
         )
 
     def _set(self, request: Request, out: list[Output]) -> None:
@@ -296,9 +308,8 @@ class TableDesk:
         )
 
     def _folded(self, request: Request, out: list[Output]) -> None:
-        request.holdings.stepping.folded(
-            request.holdings.find(request.call.name), request.call, out
-        )
+        table = request.holdings.find(request.call.name)
+        request.holdings.stepping.folded(table, request.call, request.now, out)
 
     def _commit(self, request: Request, out: list[Output]) -> None:
         table = request.holdings.find(request.call.name)

@@ -32,7 +32,7 @@ class Holdings:
         self._context = context
         self.reads = Reads(context)
         self.updates = Updates(context, self.reads)
-        self.stepping = Stepping(context, self.reads)
+        self.stepping = Stepping(context, self.reads, job)
 
     # --- connections ----------------------------------------------------------------------------
 
