@@ -202,15 +202,15 @@ class Lane:
         return self._end.is_over(now)
 
     def snapshot(self) -> CoreNumbers:
-        """Returns the lane's own numbers, for metrics; `parts` returns the numbers of its runs."""
-        return lane_numbers(self._roster, self._endings.errors, self._desk.count)
+        """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
+        return lane_numbers(self._roster, self._tables, self._endings.errors, self._desk.count)
 
     def parts(self, now: float) -> Iterator[Part]:
-        """Yields the numbers and the report of each run.
+        """Yields the numbers and the report of each run and table.
 
-        The lane may handle events between two runs. Runs that have ended by then are left out.
+        The lane may handle events between two parts. Runs that have ended by then are left out.
         """
-        return parts_of(self._roster, now)
+        return parts_of(self._roster, self._tables, now)
 
     # --- events ---------------------------------------------------------------------------------
 

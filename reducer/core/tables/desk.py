@@ -86,6 +86,11 @@ class TableDesk:
     def is_empty(self) -> bool:
         return not self._holdings
 
+    @property
+    def tables(self) -> int:
+        """How many tables the lane has."""
+        return sum([len(holdings.by_key) for holdings in self._holdings.values()])
+
     def room(self, session: int) -> int:
         """How many bytes may wait for the session."""
         if session in self._links:
@@ -209,6 +214,7 @@ class TableDesk:
         seat, holdings = self._seats[session]
         worker = holdings.workers.find(seat.worker)
         if worker is not None and worker.seat is seat:
+            worker.has_left = True
             holdings.put_out(worker, now, out)
 
     def tick(self, now: float) -> list[Output]:
@@ -286,6 +292,7 @@ class TableDesk:
             return
         table, shard = self._place(seat, holdings, header)
         seat.unanswered += header.length
+        table.counts.bytes_in += header.length
         if header.flags & VALUES:
             holdings.updates.take_values(table, shard, seat, header, buffer, now, out)
         elif table.steps is not None:
