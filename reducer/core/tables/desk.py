@@ -162,16 +162,19 @@ class TableDesk:
         ):
             raise EvictedError(f"{where} has the term {holdings.chain.term} at its backup")
         replica = None if holdings is None else holdings.replica
-        goes_on = replica is not None and replica.primary == call.incarnation
+        log = (call.incarnation, call.number)
+        goes_on = replica is not None and (replica.primary, replica.begun) == log
         if holdings is None or not goes_on:
             if not call.filling and call.term > 1:
                 raise StateLostError(f"{where} was never sent to this lane")
             if holdings is not None:
                 holdings.retire("the lane is filled anew", out)
+                holdings.replica = None  # a link to it carries nothing any more
+                holdings.link.reset(now, out)
             holdings = Holdings(
                 self._context, call.job, call.run_id, call.partition, call.partitions
             )
-            replica = holdings.replica = Replica(self._context, holdings, call.incarnation)
+            replica = holdings.replica = Replica(self._context, holdings, *log)
             self._holdings[key] = holdings
         assert replica is not None
         self._context.budget.take(call.job, room_of(self._settings.credit), "a log")
