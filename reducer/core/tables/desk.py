@@ -371,6 +371,9 @@ class TableDesk:
             raise ProtocolError("a reader cannot change a learning rate")
         if request.call.rate < 0:
             raise ProtocolError(f"table {table.name!r}: the call names no learning rate")
+        if request.call.number <= table.rate_number:  # a repeat, or a question
+            self.rated(request, table, out)
+            return
         then = _Rated(self, request, table)
         call = TableCall(
             "rate", name=table.name, rate=request.call.rate, number=request.call.number
@@ -379,8 +382,7 @@ class TableDesk:
 
     def rated(self, request: Request, table: Table, out: list[Output]) -> None:
         """The learning rate is durable."""
-        if request.call.number > table.rate_number:
-            table.rate, table.rate_number = request.call.rate, request.call.number
+        table.set_rate(request.call.rate, request.call.number)
         answer = replace(table.described("rate"), version=table.rate_number)
         self._answer(request, answer, out)
 

@@ -162,8 +162,7 @@ class Replica:
             if clocks is not None:
                 clocks.restore(worker, call.clock)
         elif call.call == "rate":
-            table = partition.find(call.name)
-            table.rate, table.rate_number = call.rate, call.number
+            partition.find(call.name).set_rate(call.rate, call.number)
         elif call.call == "set":
             self._set(partition.find(call.name), call, out)
         elif call.call == "commit":

@@ -90,6 +90,11 @@ class Table:
     def least_clock(self) -> int:
         return 0 if self.clocks is None else self.clocks.least
 
+    def set_rate(self, rate: float, number: int) -> None:
+        """A learning rate holds unless one of this or a greater number is known."""
+        if number > self.rate_number:
+            self.rate, self.rate_number = rate, number
+
     def buffers(self) -> list[Buffer]:
         """All memory of the table, contributions included."""
         found = [array for shard in self.shards.values() for array in shard.arrays()]

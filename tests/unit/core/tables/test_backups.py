@@ -220,6 +220,7 @@ def test_calls_of_an_older_term_or_for_another_start_are_refused() -> None:
 def test_clocks_and_learning_rates_survive() -> None:
     lanes, worker = pair(describe(mode="ssp", bound=0, workers=1))
     worker.call(TableCall("rate", name="net", rate=0.5, number=3))
+    worker.call(TableCall("rate", name="net", rate=0.0, number=0))  # asks only
     worker.clock(1)
     worker.clock(2)
     lanes.pump()
