@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgpack  # type: ignore[import-untyped]  # ships no stubs
+
 from reducer.wire import checks
 from reducer.wire.checks import wire
 from reducer.wire.codes import (
@@ -72,7 +74,18 @@ def _rate(name: str, value: Any) -> float:
     raise BadFrameError(f"{name} must be a learning rate of float32 from 0 on, got {value!r:.40}")
 
 
-_COUNT_OF_STEPS: Final = checks.integer(0, (1 << 32) - 1)
+def unpack_fields(packed: bytes) -> dict[str, Any] | None:
+    """The map in a field of bytes, such as an optimizer's; None if it is no map of texts."""
+    try:
+        fields = msgpack.unpackb(packed, max_map_len=64, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    if type(fields) is not dict or any(type(name) is not str for name in fields):
+        return None
+    return fields
+
+
+_GENERATION: Final = checks.integer(0, (1 << 32) - 1)
 _PARTITION: Final = checks.integer(0, MAX_PARTITIONS - 1)
 _PARTITIONS: Final = checks.integer(0, MAX_PARTITIONS)
 _ELEMENTS: Final = checks.integer(0, MAX_TABLE_ELEMENTS)
@@ -111,7 +124,7 @@ class TableCall:
     number: int = wire(checks.COUNT, default=0)
     clock: int = wire(checks.COUNT, default=0)
     step: int = wire(checks.COUNT, default=0)
-    generation: int = wire(_COUNT_OF_STEPS, default=0)
+    generation: int = wire(_GENERATION, default=0)
     weight: int = wire(_WEIGHT, default=1)
     members: tuple[int, ...] = wire(checks.ranks(8_192), default=())
     weights: tuple[int, ...] = wire(checks.integers(1, MAX_WEIGHT), default=())
@@ -156,7 +169,7 @@ class Notice:
     rate: float = wire(_rate, default=-1.0)
     clock: int = wire(checks.COUNT, default=0)
     step: int = wire(checks.COUNT, default=0)
-    generation: int = wire(_COUNT_OF_STEPS, default=0)
+    generation: int = wire(_GENERATION, default=0)
     members: tuple[int, ...] = wire(checks.ranks(8_192), default=())
     weights: tuple[int, ...] = wire(checks.integers(1, MAX_WEIGHT), default=())
     term: int = wire(_TERM, default=0)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from reducer_client.errors import (
     StateLostError,
 )
 from reducer_client.tables import SSP, Async, KOfN, ParameterServer, Table
+from reducer_client.tables.modes import find_mode
 from tests.support import tables
 from tests.support.certs import Files
 from tests.support.ranks import run_ranks
@@ -163,6 +165,28 @@ def test_a_table_can_be_attached_to_listed_and_dropped(connect: Connect) -> None
     with pytest.raises(ValueError, match="no such table"):
         one.drop("net")
     assert np.array_equal(values(one.table("net", zeros(), optimizer=LEDGER)), flat(zeros()))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_table_goes_on_from_a_checkpoint_over_other_reducers(
+    addresses: list[str], connect: Connect, mode: Any, tmp_path: Path
+) -> None:
+    optimizer = Adam(0.01, convention="torch")
+    gradients = [floats(seed) for seed in range(6)]
+
+    def go(table: Table, seeds: range) -> None:
+        for seed in seeds:
+            table.push(gradients[seed])
+            table.pull()
+
+    saver = connect()
+    go(saver.table("net", floats(9), optimizer=optimizer, mode=mode), range(3))
+    saver.save(tmp_path)
+    restored = connect(addresses=addresses[:1], run_id="again").load(tmp_path)["net"]
+    assert restored.version == 3 and restored.step == 3 and restored.mode == find_mode(mode)
+    go(restored, range(3, 6))
+    expected = tables.stepped(optimizer, floats(9), ((each, None) for each in gradients))
+    assert values(restored).tobytes() == expected.tobytes()
 
 
 # --- several workers -----------------------------------------------------------------------------
@@ -351,10 +375,16 @@ def test_two_objects_of_one_table_are_refused(connect: Connect) -> None:
 def test_a_worker_that_starts_again_takes_the_place_of_the_first(connect: Connect) -> None:
     first = connect(timeout=10.0).table("net", zeros(), optimizer=LEDGER)
     first.push(integers(1)).wait()
+    first.lr = 0.5
+    first.push(integers(1)).wait()
     second = connect().table("net", zeros(), optimizer=LEDGER, initial=False)
     with pytest.raises(JoinError, match="another process is worker 0"):
         wait_until(lambda: first.push(integers(9)).wait() is None, 10)
+    assert second.lr == 0.5
+    second.lr = 0.25  # counts on from the changes of the first
+    second.pull()
     assert second.push(integers(2)).wait().outcome == "applied"
+    assert second.lr == 0.25 == connect(reader=True).tables()[0].lr
 
 
 def test_an_address_that_comes_twice_is_refused(addresses: list[str], connect: Connect) -> None:

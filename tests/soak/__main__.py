@@ -32,6 +32,7 @@ from tests.soak import (
     overload,
     partitions,
     rolling,
+    tables,
 )
 
 
@@ -52,6 +53,7 @@ BARS = {
     "elastic_training": Bar(
         elastic_training.run, 200, "elastic: digits while workers come and go; accuracy as good"
     ),
+    "tables": Bar(tables.run, 200, "tables: reducers killed, parameters are the ledger, p99 1 s"),
     "bits": Bar(bits.run, 10, "B8: same bits for all reducers, chunks, orders of arrival, kills"),
     "partitions": Bar(partitions.run, 1, "B24, B3, B4: packets vanish; 2 s, a worker 6 s (root)"),
     "crowds": Bar(crowds.run, 5_000, "B14: strangers cost 5 % of throughput, a join 1 s at most"),

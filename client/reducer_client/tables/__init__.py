@@ -8,10 +8,11 @@ with reducer_client.parameter_server(["host:2222"], job="name", worker=0) as ps:
 
 from __future__ import annotations
 
+from reducer_client.tables.connecting import parameter_server
 from reducer_client.tables.description import TableInfo
 from reducer_client.tables.modes import SSP, Async, KOfN, Sync
 from reducer_client.tables.receipts import Push, Receipt
-from reducer_client.tables.server import ParameterServer, parameter_server
+from reducer_client.tables.server import ParameterServer
 from reducer_client.tables.table import Table
 from reducer_client.tables.tally import Counts, Staleness
 

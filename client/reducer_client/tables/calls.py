@@ -13,7 +13,10 @@ from reducer_client.tables.outgoing import Item
 
 
 class Call:
-    """One call to one lane. ``then`` gets the last answer, with the lock held."""
+    """One call to one lane. ``then`` gets the last answer, with the lock held.
+
+    If the connection is lost between two of several answers, the first ones come twice.
+    """
 
     def __init__(
         self, number: int, message: TableCall, then: Callable[[Notice], None] | None = None
@@ -36,10 +39,6 @@ class Call:
             self.done = True
             if self._then is not None:
                 self._then(notice)
-
-    def restart(self) -> None:
-        """The call is sent again: the answers so far come again, too."""
-        self.answers.clear()
 
     def check(self, where: str) -> list[Notice]:
         """The answers. Raises the lane's refusal."""

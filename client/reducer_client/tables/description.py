@@ -18,12 +18,15 @@ from reducer_client.tables.modes import Mode, WireMode, from_the_wire
 
 @dataclass(frozen=True)
 class Description:
-    """``wire``: the mode in frames. ``digest``: of the first values; b"" without any."""
+    """``wire``: the mode in frames. ``digest``: of the first values; b"" without any. ``rate``: the
+    learning rate of a restored table; -1: the optimizer's own.
+    """
 
     layout: Layout
     optimizer: Optimizer
     wire: WireMode
     digest: bytes = b""
+    rate: float = -1.0
 
     @cached_property
     def mode(self) -> Mode:
@@ -51,6 +54,7 @@ class Description:
             late=wire.late,
             digest=self.digest,
             tensors=layout.packed_tensors,
+            rate=self.rate,
         )
 
 

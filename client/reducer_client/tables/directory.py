@@ -20,7 +20,7 @@ from reducer_client.tables.places_document import PlacesDocument, Seat, decode
 from reducer_client.tables.shared import logger
 
 RECORD = "tables/"  # and the run id
-_WATCH = 10.0  # seconds of one watch
+_WATCH = 2.0  # seconds of one watch
 _LOOK_FOR_SPARES = 1.0
 _PAUSE = 0.25  # seconds before the registry is asked again after an error
 _JOIN_SECONDS = 1.0
@@ -173,6 +173,8 @@ class Directory:
         self._apply(document)
 
     def _fulfil(self, wish: Wish) -> None:
+        if wish.kind == "lost":  # for good, if the newest document does not know better
+            self._learn(self._registry.get(self._name))
         assert self._document is not None
         entry = self._document.partitions[wish.partition]
         if wish.kind == "lost" and entry.term == wish.term and not entry.can_fail_over:

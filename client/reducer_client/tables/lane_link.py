@@ -22,8 +22,7 @@ from typing import Protocol
 from reducer.wire import errors as wire
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
-from reducer.wire.decoder import SKIP, Frame
-from reducer.wire.header import HEADER_SIZE, Header
+from reducer.wire.header import Header
 from reducer.wire.table_messages import Notice, TableCall
 from reducer_client.errors import (
     AuthenticationError,
@@ -34,11 +33,11 @@ from reducer_client.errors import (
     from_engine,
 )
 from reducer_client.registry.dial import Dialer
-from reducer_client.tables.calls import Call, call_item, refusal
+from reducer_client.tables.calls import call_item, refusal
 from reducer_client.tables.connection import Connection
+from reducer_client.tables.inbox import Inbox
 from reducer_client.tables.outgoing import Outgoing
 from reducer_client.tables.places import Place, opening
-from reducer_client.tables.pulls import Pull
 from reducer_client.tables.shared import Shared, logger
 
 FIRST_WAIT = 0.02  # before the next attempt to connect; doubled each time
@@ -125,11 +124,11 @@ class LaneLink:
         self._wait = 0.0  # before the next attempt to connect
         self._failures = 0  # attempts to connect, since there was a connection
         self._damages = 0
+        self._inbox: Inbox | None = None  # of the newest connection
         self._opened_at = 0.0
         self._is_closing = False
         self._is_woken = False
         self._is_moved = False
-        self._room = memoryview(bytearray())
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._far.setblocking(False)
@@ -254,7 +253,8 @@ class LaneLink:
             kind = ProtocolError if self.opened is None else IntegrityError
             error = kind(f"{self.where}: {error}")
         lived = time.monotonic() - self._opened_at
-        self._damages = 1 if lived > LONG_LIVED else self._damages + 1
+        has_progress = self._inbox is not None and self._inbox.has_progress
+        self._damages = 1 if lived > LONG_LIVED or has_progress else self._damages + 1
         may_pass = isinstance(error, ProtocolError | IntegrityError | AuthenticationError)
         if self.opened is None or not may_pass or self._damages >= MOST_DAMAGES:
             raise error
@@ -271,7 +271,8 @@ class LaneLink:
 
     def _talk(self, sock: socket.socket) -> None:
         """Use the connection until it ends, which is an error, or until the link closes."""
-        connection = Connection(sock, self._far, self._target, self._take)
+        inbox = self._inbox = Inbox(self._shared, self.outgoing, self, self.where)
+        connection = Connection(sock, self._far, inbox.target, inbox.take)
         try:
             hello = call_item(_OPEN_NUMBER, opening(self._hello, self.place))
             connection.put(hello.header, hello.payload)
@@ -319,75 +320,15 @@ class LaneLink:
         if now - connection.sent_at >= self._heartbeat and not connection.unsent and not self.cause:
             connection.put(Header(kind=MessageKind.HEARTBEAT))
 
-    # --- frames ---------------------------------------------------------------------------------
+    # --- what the lane says ---------------------------------------------------------------------
 
-    def _target(self, header: Header) -> memoryview:
-        """Memory for a payload. Values of a shard are all read into one place."""
-        size = header.length + HEADER_SIZE
-        if header.kind != MessageKind.VALUE:
-            return memoryview(bytearray(size))
-        with self._shared.changed:
-            item = self.outgoing.find(_pull_key(header))
-        if item is None:
-            return SKIP
-        assert isinstance(item.waiter, Pull)
-        item.waiter.check(header, self.where)
-        if len(self._room) < size:
-            self._room = memoryview(bytearray(size))
-        return self._room
+    def take_news(self, notice: Notice) -> None:
+        self._events.news(self, notice)
 
-    def _take(self, frame: Frame) -> None:
-        header, payload = frame.header, frame.payload
-        kind = header.kind
-        if kind == MessageKind.RECEIPT:
-            self._damages = 0
-            with self._shared.changed:
-                item = self.outgoing.receipted(header)
-                if item is not None and item.waiter is not None:
-                    item.waiter.answered(item, header)
-        elif kind == MessageKind.VALUE:
-            self._take_value(header, payload)
-        elif kind == MessageKind.NOTICE:
-            self._take_notice(header.key, messages.decode(Notice, payload or b""))
-        elif kind == MessageKind.ERROR:
-            raise self._told(messages.decode(messages.Error, payload or b""))
-        elif kind not in (MessageKind.HEARTBEAT, MessageKind.GOAWAY):
-            raise wire.BadFrameError(f"{MessageKind(kind).name} on a connection for tables")
+    def take_refusal(self, notice: Notice) -> None:
+        self._events.refused(self, notice)
 
-    def _take_value(self, header: Header, payload: memoryview | None) -> None:
-        self._damages = 0
-        key = _pull_key(header)
-        with self._shared.changed:
-            item = self.outgoing.find(key)
-            if item is None or payload is None:
-                self.outgoing.answered(key)
-                return
-            pull = item.waiter
-            assert isinstance(pull, Pull)
-            pull.begin_write()
-        try:
-            pull.write(header, payload)
-        finally:
-            with self._shared.changed:
-                self.outgoing.answered(key)
-                pull.end_write(header)
-
-    def _take_notice(self, number: int, notice: Notice) -> None:
-        with self._shared.changed:
-            if notice.call == "open":
-                self._take_open(notice)
-            elif not number:
-                self._events.news(self, notice)
-            else:
-                key = (int(MessageKind.TABLE), number, 0, 0)
-                item = self.outgoing.find(key) if notice.more else self.outgoing.answered(key)
-                if item is not None and isinstance(item.waiter, Call):
-                    item.waiter.take(notice)
-                elif notice.code:
-                    self._events.refused(self, notice)
-            self._shared.changed.notify_all()
-
-    def _take_open(self, notice: Notice) -> None:
+    def take_open(self, notice: Notice) -> None:
         if notice.code:
             self._raise_if_passing(notice.code, notice.message)
             raise refusal(notice, self.where)
@@ -405,10 +346,10 @@ class LaneLink:
         if self.place.term and code in _MOVED:
             raise _MovedError(code, message)
 
-    def _told(self, error: messages.Error) -> Exception:
+    def take_error(self, error: messages.Error) -> None:
         self._raise_if_passing(error.code, error.message)
         text = f"{self.where}: {error.message}"
-        return from_engine((error.code, text, error.rank, error.reason, error.key, error.round))
+        raise from_engine((error.code, text, error.rank, error.reason, error.key, error.round))
 
 
 class _MovedError(ConnectionError):
@@ -421,7 +362,3 @@ class _MovedError(ConnectionError):
 
 class _SilentError(ConnectionError):
     """Nothing came for too long."""
-
-
-def _pull_key(header: Header) -> tuple[int, int, int, int]:
-    return int(MessageKind.PULL), header.key, header.chunk, header.round

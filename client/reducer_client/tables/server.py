@@ -1,32 +1,45 @@
-"""``parameter_server``: connects to the reducers, and makes, finds and drops tables."""
+"""The parameter server, as a worker uses it: makes, finds and drops tables."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from reducer.optimizers import Optimizer
 from reducer.optimizers.fields import KINDS
 from reducer.wire.codes import MAX_TABLE_NAME_BYTES
 from reducer.wire.table_messages import Notice, TableCall
-from reducer_client.errors import ClosedError, ReducerError, RoundTimeoutError
+from reducer_client.errors import ClosedError, ProtocolError, ReducerError, RoundTimeoutError
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.registry.interface import Registry
 from reducer_client.tables.calls import Call
+from reducer_client.tables.checkpoints import CheckpointError, SavePolicy, TableImage, save
+from reducer_client.tables.checkpoints import load as load_images
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.description import Description, TableInfo, describe, digest_of
 from reducer_client.tables.first_values import FirstValues
+from reducer_client.tables.images import (
+    image_of,
+    mode_of,
+    rate_of,
+    tensors_of,
+    vectors_of,
+    versions_for,
+)
 from reducer_client.tables.lanes import Lanes
-from reducer_client.tables.layout import Vector, find_tensors, make_layout
+from reducer_client.tables.layout import find_tensors, make_layout
 from reducer_client.tables.modes import GivenMode, find_mode
-from reducer_client.tables.settings import READER, Settings, resolve
+from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared, Timeout, as_seconds
+from reducer_client.tables.supervisor import Supervisor, step_of
 from reducer_client.tables.table import Table
 from reducer_client.tables.table_state import TableState
-from reducer_client.trust import Trust, resolve_trust
+from reducer_client.trust import Trust
 
 _CLOSE_SECONDS = 5.0  # for the receipts of pushes on their way
 _LOOK_AGAIN = 0.1  # seconds until `attach` looks for a table again
@@ -56,6 +69,7 @@ class ParameterServer:
             )
         self._lanes = Lanes(settings, trust, self._shared, registry)
         self._tables: dict[str, Table] = {}
+        self._supervisors: list[Supervisor] = []
         try:
             self._lanes.open()
         except BaseException:
@@ -112,14 +126,97 @@ class ParameterServer:
         found, arrays = find_tensors(name, tensors)
         layout = make_layout(name, found, self.lanes)
         wire = find_mode(mode).on_the_wire(self.workers)
-        flat: Vector | None = None
+        first: FirstValues | None = None
+        digest = b""
         if initial:
             flat = layout.empty_vector()
             layout.copy_in(arrays, flat)
-        digest = b"" if flat is None else digest_of(flat)
+            digest = digest_of(flat)
+            first = FirstValues(self._shared, layout, self._number, [flat])
         description = Description(layout, optimizer, wire, digest)
-        first = None if flat is None else FirstValues(self._shared, layout, self._number, [flat])
         return self._register(description, first, as_seconds(timeout))
+
+    def restore(
+        self, image: TableImage, *, mode: GivenMode | None = None, timeout: Timeout | None = None
+    ) -> Table:
+        """Make a table from a checkpoint's image, with its slots, versions and learning rate.
+
+        The reducers may be others, and another number of them. Every worker may restore the same
+        image; a worker without the checkpoint uses `attach`.
+
+        Args:
+            image: from `load_images`, or `reducer_client.tables.checkpoints.load`.
+            mode: another mode than the table had.
+            timeout: seconds; None means the parameter server's ``timeout``.
+
+        Raises the errors of `table`, and CheckpointError for an image without versions.
+        """
+        self._check_name(image.name)
+        layout = make_layout(image.name, tensors_of(image), self.lanes)
+        wire = find_mode(mode_of(image) if mode is None else mode).on_the_wire(self.workers)
+        digest = digest_of(image.parameters)
+        description = Description(layout, image.optimizer, wire, digest, rate_of(image))
+        vectors, versions = vectors_of(image), versions_for(image, layout)
+        first = FirstValues(self._shared, layout, self._number, vectors, versions)
+        table = self._register(description, first, as_seconds(timeout))
+        with self._shared.changed:
+            table.has_seen(versions)
+        return table
+
+    def save(self, directory: str | Path, step: int | None = None, keep: int | None = None) -> Path:
+        """Save all tables that this object has, as one checkpoint.
+
+        Args:
+            directory: is made if it does not exist. One job has it for itself.
+            step: the checkpoint's number; by default the greatest version of a shard.
+            keep: how many checkpoints remain; None: all.
+
+        Returns the folder of the checkpoint. Raises CheckpointError (no table, a full disk ...) and
+        the errors of `Table.pull`; the checkpoints before are untouched.
+        """
+        images = [image_of(table) for table in self._tables.values()]
+        if not images:
+            raise CheckpointError("there is no table to save: make one, or attach to one")
+        os.makedirs(directory, exist_ok=True)
+        number = step_of(images) if step is None else step
+        return save(directory, number, images, job=self.job, keep=keep)
+
+    def load(self, directory: str | Path, step: int | None = None) -> dict[str, Table]:
+        """Restore all tables of a checkpoint: the newest that is whole, or that of ``step``.
+
+        Returns the tables by name. Raises CheckpointError, and the errors of `restore`.
+        """
+        images = load_images(directory, step)
+        return {image.name: self.restore(image) for image in images}
+
+    def supervise(
+        self,
+        directory: str | Path,
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int | None = 3,
+    ) -> Supervisor:
+        """Save all tables from time to time, in a thread, until this object is closed.
+
+        One worker does so, by custom worker 0. A save reads the tables as any pull does: the others
+        train on.
+
+        Args:
+            every_steps: versions from one save to the next.
+            every_seconds: seconds from one save to the next.
+            keep: how many checkpoints remain; None: all.
+
+        Raises CheckpointError if a number is out of range.
+        """
+        policy = SavePolicy(every_steps, every_seconds, keep)
+        os.makedirs(directory, exist_ok=True)
+        supervisor = Supervisor(
+            Path(directory), policy, self.job, lambda: list(self._tables.values())
+        )
+        self._supervisors.append(supervisor)
+        supervisor.start()
+        return supervisor
 
     def attach(self, name: str, timeout: Timeout | None = None) -> Table:
         """Take part in a table whose tensors, optimizer and mode the reducers tell.
@@ -166,7 +263,11 @@ class ParameterServer:
             self._shared.check()
             message = TableCall("drop", name=name)
             calls = [self._lanes.call(notice.partition, message) for notice in notices]
-        self._wait_for(calls, limit, f"drop({name!r})")
+        try:
+            self._wait_for(calls, limit, f"drop({name!r})")
+        except ProtocolError:  # a lane knows no such table: perhaps a repeated call was done before
+            if name in self._list(limit):
+                raise
 
     def close(self, timeout: Timeout = _CLOSE_SECONDS) -> None:
         """Leave the tables, which stay on the reducers. May be called more than once.
@@ -176,6 +277,8 @@ class ParameterServer:
         """
         if self._shared.is_forked:
             return
+        while self._supervisors:
+            self._supervisors.pop().stop()
         limit = as_seconds(timeout)
         with self._shared.changed:
             if self._shared.failure is None:
@@ -230,7 +333,7 @@ class ParameterServer:
             self._check_name(name)
             self._tables[name] = table
             self._lanes.add(name, state)
-            calls = [] if state.is_reader else state.register()
+            calls = [] if state.is_reader and first is None else state.register()
         try:
             self._wait_for(calls, limit, f"table {name!r}")
             self._wait_for_values(context, state, max(0.0, deadline - time.monotonic()))
@@ -267,11 +370,11 @@ class ParameterServer:
                 self._lanes.call(partition, TableCall("list"))
                 for partition in range(self._lanes.partitions)
             ]
-        by_name: dict[str, list[Notice]] = {}
+        found: dict[str, dict[int, Notice]] = {}
         for notice in self._wait_for(calls, timeout, "the list of tables"):
             if notice.name:
-                by_name.setdefault(notice.name, []).append(notice)
-        return by_name
+                found.setdefault(notice.name, {})[notice.partition] = notice
+        return {name: list(by_partition.values()) for name, by_partition in found.items()}
 
     def _wait_for(self, calls: Sequence[Call], timeout: float | None, what: str) -> list[Notice]:
         def describe_missing(seconds: float) -> str:
@@ -313,82 +416,6 @@ class ParameterServer:
                     reason="interrupted",
                 )
             )
-
-
-def parameter_server(
-    addresses: str | Sequence[str] | None = None,
-    *,
-    job: str | None = None,
-    worker: int | None = None,
-    workers: int | None = None,
-    run_id: str | None = None,
-    reader: bool = False,
-    connect_timeout: float | None = None,
-    reducer_wait: float | None = None,
-    silence: float | None = None,
-    timeout: float | None = None,
-    replicas: int = 0,
-    registry: str | Registry | None = None,
-    key: bytes | None = None,
-    key_file: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_ca: str | None = None,
-) -> ParameterServer:
-    """Connect to the reducers of a job, for tables. Returns when all lanes have answered.
-
-    If ``addresses``, ``job``, ``worker``, ``workers`` or ``run_id`` is None, its value comes from
-    ``REDUCER_ADDRS``, ``REDUCER_JOB``, ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE`` or
-    ``REDUCER_RUN_ID``, else from the variables of the launcher or the cluster, as in `connect`.
-
-    Args:
-        addresses: ``host:port`` of every reducer, in the same order on all workers.
-        job: name of the job, equal on all workers.
-        worker: the number of this worker, from 0 on, different on every worker. A process that
-            starts again with the number of another one takes its place.
-        workers: the number of workers; tables with common steps need it.
-        run_id: id of this run of the job; tables of other runs are others. "" by default.
-        reader: this process only pulls, and has no number: an evaluator, for example.
-        connect_timeout: seconds in which all reducers must be reached. By default
-            ``REDUCER_CONNECT_TIMEOUT``, else 60.
-        reducer_wait: seconds after which a reducer that cannot be reached ends the parameter
-            server. By default ``REDUCER_WAIT``, else 30.
-        silence: seconds without a byte after which a connection counts as lost and is made again.
-            By default ``REDUCER_SILENCE``, else 5; with ``replicas=1`` the part moves to its
-            backup, and the default is 1.
-        timeout: default of all timeouts of pushes, pulls and calls, in seconds; by default 300.
-        replicas: 1 keeps a backup of each part of a table on another reducer, so that nothing is
-            lost with one reducer; equal on all workers. It takes twice the memory.
-        registry: with ``replicas=1``, the address of the reducer whose registry says where each
-            part is (it was started with ``--registry``), or a registry object. By default
-            ``REDUCER_REGISTRY``, else the first reducer.
-        key, key_file, tls_cert, tls_key, tls_ca: as in `connect`.
-
-    Raises:
-        ValueError: a setting is missing or invalid.
-        AuthenticationError: a reducer and this client do not trust each other.
-        ReducerUnavailableError: a reducer could not be reached within ``connect_timeout``.
-        JoinError: the list of addresses names a reducer twice.
-        QuotaExceededError: the job would exceed its share of connections.
-        ProtocolError: the process at an address is not a reducer, or is too old for tables.
-    """
-    settings = resolve(
-        addresses,
-        job=job,
-        worker=worker,
-        workers=workers,
-        run_id=run_id,
-        reader=reader,
-        connect_timeout=connect_timeout,
-        reducer_wait=reducer_wait,
-        silence=silence,
-        timeout=timeout,
-        replicas=replicas,
-        registry=registry if isinstance(registry, str) else None,
-    )
-    trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=settings.job)
-    given = None if registry is None or isinstance(registry, str) else registry
-    return ParameterServer(settings, trust, given if replicas else None)
 
 
 def _is_complete(description: Description, notices: Sequence[Notice]) -> bool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from reducer.optimizers import NoOptimizer, Optimizer
-from reducer.wire.table_messages import Notice, TableCall
+from reducer.wire.table_messages import TableCall
 from reducer_client.arrays import Array
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.finite import is_within, name_bad_tensors
 from reducer_client.tables.layout import Layout, Vector
-from reducer_client.tables.modes import SSP, Mode
-from reducer_client.tables.pulls import Pull
+from reducer_client.tables.modes import Mode, WireMode
 from reducer_client.tables.pushes import not_finite
+from reducer_client.tables.reads import Reads
 from reducer_client.tables.receipts import Push
 from reducer_client.tables.shared import Timeout, as_seconds
 from reducer_client.tables.staging import Staging
@@ -47,6 +46,7 @@ class Table:
         self._layout: Layout = description.layout
         self._shared = state.context.shared
         self._interrupts = interrupts
+        self._reads = Reads(state)
         self._bases = [0] * self._layout.shards
         self._last_push = 0
 
@@ -188,7 +188,9 @@ class Table:
         arrays = None if out is None else self._outputs(out)
         direct = None if arrays is None else self._layout.as_vector(arrays)
         flat = np.empty(self._layout.count, np.float32) if direct is None else direct
-        self._pull_into([flat], as_seconds(timeout))
+        versions = self._pull_into([flat], timeout)
+        with self._shared.changed:
+            self.has_seen(versions)
         if arrays is None or out is None:
             return dict(self._layout.views(flat))
         if direct is None:
@@ -205,55 +207,24 @@ class Table:
                 )
         return arrays
 
-    def _pull_into(self, into: Sequence[Vector], timeout: float | None) -> list[int]:
+    def pull_arrays(self, into: Sequence[Vector], timeout: Timeout | None = None) -> list[int]:
+        """Pull the parameters and, if there are more vectors, the slots of the optimizer.
+
+        Changes nothing for the next push. Returns the versions of the shards. Raises the errors of
+        `pull`.
+        """
+        self._shared.check_process()
+        return self._pull_into(into, timeout)
+
+    def _pull_into(self, into: Sequence[Vector], timeout: Timeout | None) -> list[int]:
         """Pull into vectors. Returns the versions of the shards."""
-        limit = self._shared.timeout if timeout is None else timeout
-        deadline = time.monotonic() + limit
-
-        def describe(_: float) -> str:
-            return self._describe_pull(limit)
-
-        def left() -> float:
-            return max(0.0, deadline - time.monotonic())
-
+        limit = as_seconds(timeout)
         with self._shared.changed:
             self._check()
-            self._table.wait_until(lambda: self._state.may_pull, left(), describe)
-            pull = Pull(
-                self._shared,
-                self._layout,
-                self._table.lanes.next_number(),
-                into,
-                self._table.worker,
-            )
-            steps = self._state.steps
-            self._ask(pull, 0 if steps is None else steps.least_version)
-            try:
-                self._table.wait_until(lambda: pull.done, left(), describe)
-                while steps is not None and (most := max(pull.versions)) > min(pull.versions):
-                    self._ask(pull, most)
-                    self._table.wait_until(lambda: pull.done, left(), describe)
-            except BaseException:
-                self._table.lanes.give_up(self._layout.key, pull.number)
-                pull.wait_for_writers()
-                raise
-            self._note(pull.versions)
-            return pull.versions
+            return self._reads.into(into, self._shared.timeout if limit is None else limit)
 
-    def _ask(self, pull: Pull, least_version: int) -> None:
-        """Ask for all shards that have not come, or are older than the version."""
-        state, versions = self._state, pull.versions
-        bound = self.mode.bound if isinstance(self.mode, SSP) else 0
-        least_clock = max(0, state.clock - bound) if isinstance(self.mode, SSP) else 0
-        for partition in state.partitions:
-            wanted = self._layout.by_partition[partition]
-            if pull.was_asked:
-                wanted = tuple(shard for shard in wanted if versions[shard] < least_version)
-            items = pull.items(wanted, least_clock, least_version)
-            self._table.lanes.put(partition, items)
-        pull.was_asked = True
-
-    def _note(self, versions: list[int]) -> None:
+    def has_seen(self, versions: list[int]) -> None:
+        """The next gradients are of parameters of these versions. The caller holds the lock."""
         self._bases = list(versions)
         for shard, version in enumerate(versions):
             self._table.note_versions((shard,), version)
@@ -312,17 +283,22 @@ class Table:
             state.rate = float(rate)
             message = TableCall("rate", name=self.name, rate=state.rate, number=state.rate_number)
             for partition in state.partitions:
-                self._table.lanes.call(partition, message, self._layout.key, self._rate_is_set)
-
-    def _rate_is_set(self, notice: Notice) -> None:
-        if not notice.code and notice.rate >= 0:
-            self._state.rate = notice.rate
-            self._state.rate_number = max(self._state.rate_number, notice.version)
+                self._table.lanes.call(partition, message, self._layout.key, state.note_rate)
 
     @property
     def is_quiet(self) -> bool:
         """Whether no push is on its way. The caller holds the lock."""
         return self._state.is_empty or self._table.failure is not None
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor lies, and how the table is cut into shards."""
+        return self._layout
+
+    @property
+    def wire_mode(self) -> WireMode:
+        """The mode as the reducers know it."""
+        return self._state.description.wire
 
     @property
     def version(self) -> int:
@@ -363,19 +339,4 @@ class Table:
         return (
             f"table {self.name!r}: after {limit:g} s not all first values have come: does a worker "
             "make the table with initial=True?"
-        )
-
-    def _describe_pull(self, limit: float) -> str:
-        reasons = ["first values have not come"] if not self._state.is_ready else []
-        if isinstance(self.mode, SSP):
-            reasons.append(
-                f"workers are more than {self.mode.bound} clocks behind this one (clock "
-                f"{self._state.clock}): do all call clock()?"
-            )
-        if self._state.steps is not None:
-            reasons.append(
-                f"step {self._state.steps.least_version} is not over: do all workers push?"
-            )
-        return (
-            f"table {self.name!r}: not pulled within {limit:g} s; perhaps {'; or '.join(reasons)}"
         )

@@ -73,16 +73,23 @@ class TableState:
         return self.steps is None or self.steps.may_pull
 
     def register(self) -> list[Call]:
-        """Describe the table to its lanes."""
-        return [
-            self.context.lanes.call(
-                partition,
-                self.description.call(partition),
-                self.key,
-                partial(self._described, partition),
-            )
-            for partition in self.partitions
+        """Describe the table to its lanes, and ask for the learning rate."""
+        lanes, describe = self.context.lanes, self.description.call
+        calls = [
+            lanes.call(each, describe(each), self.key, partial(self._described, each))
+            for each in self.partitions
         ]
+        # Number 0 changes nothing. The answer has the number of the last change: a worker that
+        # starts again must count on from there.
+        message = TableCall("rate", name=self.description.layout.name, rate=0.0, number=0)
+        return calls + [
+            lanes.call(each, message, self.key, self.note_rate) for each in self.partitions
+        ]
+
+    def note_rate(self, notice: Notice) -> None:
+        """A lane tells the learning rate, and the number of its last change."""
+        if not notice.code and notice.version >= self.rate_number:
+            self.rate, self.rate_number = notice.rate, notice.version
 
     def tell_clock(self) -> None:
         for partition in self.partitions:
@@ -161,6 +168,8 @@ class TableState:
             self._ready.add(partition)
         if notice.missing and self._first is not None:
             self.context.lanes.put(partition, self._first.items(partition))
+        if notice.rate >= 0:
+            self.rate = notice.rate
         if self.steps is not None:
             self.steps.saw(notice.version)
         shards = self.description.layout.by_partition[partition]

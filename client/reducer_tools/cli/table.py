@@ -8,7 +8,9 @@ import click
 
 from reducer.cli import LazyGroup
 
-_COMMANDS: Final = {"inspect": "reducer_tools.cli.table_inspect"}
+_COMMANDS: Final = {
+    name: f"reducer_tools.cli.table_{name}" for name in ("ls", "save", "load", "inspect")
+}
 
 
 class _Group(LazyGroup):

@@ -247,7 +247,7 @@ class TableDesk:
         if header.key in holdings.dropped:
             return None
         table, shard = self._place(seat, holdings, header)
-        if seat.worker == READER:
+        if seat.worker == READER and not header.flags & VALUES:
             raise ProtocolError(f"a reader sent an update of table {table.name!r}")
         if header.length != shard.size or header.dtype != _FLOAT32:
             raise ProtocolError(

@@ -1,4 +1,4 @@
-"""One partition of the tables of a job and run on this lane: as the primary, or as a backup."""
+"""A partition and its workers: this lane leads it, or is its backup."""
 
 from __future__ import annotations
 
@@ -6,52 +6,33 @@ import logging
 from typing import Final
 
 from reducer.core.limits.budget import LEAST_FRAMES
-from reducer.core.surface.control_frames import control_frame
-from reducer.core.surface.events import Close, Free, Log, Output, Send
-from reducer.core.tables import frames
-from reducer.core.tables.chain import Chain, Durable
+from reducer.core.surface.events import Close, Log, Output
+from reducer.core.tables.chain import Durable
 from reducer.core.tables.context import Context
 from reducer.core.tables.link import Link
+from reducer.core.tables.partition import Partition
 from reducer.core.tables.place import Place
-from reducer.core.tables.reads import Reads
 from reducer.core.tables.replica import Replica
 from reducer.core.tables.spec import Spec
-from reducer.core.tables.stepping import NO_WORKER, Stepping
-from reducer.core.tables.table import Table, reserve_of, reserve_of_contributor
-from reducer.core.tables.updates import Updates
-from reducer.core.tables.workers import READER, Seat, Worker, Workers
-from reducer.wire import messages
-from reducer.wire.codes import ErrorCode
+from reducer.core.tables.stepping import NO_WORKER
+from reducer.core.tables.table import Table, reserve_of_contributor
+from reducer.core.tables.workers import READER, Seat, Worker
 from reducer.wire.errors import ProtocolError
-from reducer.wire.table_messages import Notice, TableCall
+from reducer.wire.table_messages import TableCall
 
-MAX_TABLES: Final = 1_024  # of a job and run
 # Seconds that workers have, beyond those of a lost connection, to find a lane that leads now.
 GRACE: Final = 1.5
 
 
-class Holdings:
-    """`by_key`: the tables by the id of their names. `replica`: while this lane is a backup."""
+class Holdings(Partition):
+    """`replica`: while this lane is a backup. `link`: to the place of the log, if there is one."""
 
     def __init__(
         self, context: Context, job: str, run_id: str, partition: int, partitions: int
     ) -> None:
-        self.job = job
-        self.run_id = run_id
-        self.partition = partition
-        self.partitions = partitions
-        self.workers = Workers()
-        self.by_key: dict[int, Table] = {}
-        self.seats: set[int] = set()  # connections, readers too
-        self.dropped: set[int] = set()  # ids; frames about them are ignored
-        self.chain = Chain(context.crc)
+        super().__init__(context, job, run_id, partition, partitions)
         self.replica: Replica | None = None
-        self.is_retired = False
-        self._context = context
         self.link = Link(context, self)
-        self.reads = Reads(context)
-        self.updates = Updates(context, self.reads, self.chain)
-        self.stepping = Stepping(context, self.reads, self.chain)
 
     # --- terms ----------------------------------------------------------------------------------
 
@@ -78,31 +59,11 @@ class Holdings:
         text = f"job {self.job!r} partition {self.partition}: leads from term {term} on"
         out.append(Log(0, logging.WARNING, text, {"job": self.job}))
 
-    def retire(self, reason: str, out: list[Output]) -> None:
-        """Another lane leads: end all connections, and forget the tables."""
-        self.is_retired = True
-        self.chain.drop(out)
-        self.forget_tables(out)
-        error = messages.Error(int(ErrorCode.EVICTED), reason[:1_000])
-        if self.seats:
-            frame = control_frame(error, self._context.crc)
-            out.append(Send(0, tuple(self.seats), frame, None, 0))
-            out += [Close(0, session, reason) for session in self.seats]
-
-    def forget_tables(self, out: list[Output]) -> None:
-        for table in list(self.by_key.values()):
-            self._remove(table, out)
-
-    def tell(self, news: Notice, out: list[Output]) -> None:
-        sessions = self.workers.sessions()
-        if sessions:
-            out.append(frames.notice(news, sessions, self._context.crc))
-
     # --- connections ----------------------------------------------------------------------------
 
     def enter(self, seat: Seat, now: float, out: list[Output]) -> None:
         """Take in a connection. Raises JoinError, or QuotaError if there is no memory for it."""
-        self._context.budget.take(self.job, room_of(seat.credit), "a connection for tables")
+        self.context.budget.take(self.job, room_of(seat.credit), "a connection for tables")
         self.seats.add(seat.session)
         if seat.worker == READER:
             return
@@ -114,16 +75,9 @@ class Holdings:
             call = TableCall("open", worker=worker.number, incarnation=worker.incarnation)
             self.chain.call(call, worker.number, None, now, out)
 
-    def seal(self, number: int, incarnation: bytes) -> None:
-        """The updates of the worker's earlier starts are over."""
-        self.workers.learn(number, incarnation)
-        for table in self.by_key.values():
-            for shard in table.shards.values():
-                shard.marks.pop(number, None)
-
     def leave(self, seat: Seat, now: float, out: list[Output]) -> None:
         """The connection has ended."""
-        self._context.budget.give(self.job, room_of(seat.credit))
+        self.context.budget.give(self.job, room_of(seat.credit))
         self.seats.discard(seat.session)
         self.workers.leave(seat, now)
         for table in self.by_key.values():
@@ -145,13 +99,6 @@ class Holdings:
 
     # --- tables ---------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Table:
-        for table in self.by_key.values():
-            if table.name == name:
-                return table
-        known = ", ".join(sorted(table.name for table in self.by_key.values())) or "none"
-        raise ProtocolError(f"job {self.job!r} has no table {name!r} here; its tables: {known}")
-
     def describe(
         self, seat: Seat, call: TableCall, now: float, out: list[Output]
     ) -> tuple[Table, int]:
@@ -164,7 +111,7 @@ class Holdings:
             )
         table = self.by_key.get(spec.key)
         if table is None:
-            table = self._make(spec, out)
+            table = self.make(spec, out)
             self.chain.call(call, seat.worker, None, now, out)
         elif table.name != call.name:
             raise ProtocolError(
@@ -187,39 +134,12 @@ class Holdings:
         self.chain.call(seated, seat.worker, None, now, out)
         return table, clock
 
-    def restore(self, call: TableCall, worker: int, out: list[Output]) -> None:
-        """The primary has this table."""
-        spec = Spec(call, worker)
-        if spec.key not in self.by_key:
-            self._make(spec, out)
-
-    def _make(self, spec: Spec, out: list[Output]) -> Table:
-        if len(self.by_key) >= MAX_TABLES:
-            raise ProtocolError(f"job {self.job!r} has {MAX_TABLES:,} tables here, the limit")
-        if not spec.numbers:
-            raise ProtocolError(
-                f"table {spec.call.name!r} has no shard on this lane (partition "
-                f"{spec.call.partition} of {spec.call.partitions}): the lane takes no part in it"
-            )
-        need = reserve_of(spec)
-        self._context.budget.take(self.job, need, f"table {spec.call.name!r}")
-        table = self.by_key[spec.key] = Table(spec, self.workers)
-        self.dropped.discard(spec.key)
-        if table.owner is not None:
-            table.owner.begin_term(self.chain.term)
-        text = (
-            f"job {self.job!r}: table {table.name!r}, {len(spec.numbers)} shards and "
-            f"{need:,} bytes here"
-        )
-        out.append(Log(0, logging.INFO, text, {"job": self.job}))
-        return table
-
     def _take_contributor(self, table: Table, worker: int) -> None:
         if worker in table.contributors:
             return
         need = reserve_of_contributor(table.spec)
         what = f"the contributions of worker {worker} to table {table.name!r}"
-        self._context.budget.take(self.job, need, what)
+        self.context.budget.take(self.job, need, what)
         table.contributors.add(worker)
         table.reserved += need
 
@@ -227,22 +147,6 @@ class Holdings:
         """A worker has ended a clock: it counts when the backup knows."""
         call = TableCall("clock", name=table.name, clock=clock)
         self.chain.call(call, worker, _Clocked(self, table, worker, clock), now, out)
-
-    def drop(self, table: Table, out: list[Output]) -> None:
-        """The table's memory is given back."""
-        self._remove(table, out)
-        self.dropped.add(table.key)
-        text = f"table {table.name!r} was dropped"
-        news = Notice("evicted", code=int(ErrorCode.STATE_LOST), message=text, name=table.name)
-        if self.seats:
-            out.append(frames.notice(news, tuple(self.seats), self._context.crc))
-
-    def _remove(self, table: Table, out: list[Output]) -> None:
-        del self.by_key[table.key]
-        buffers = table.buffers()
-        if buffers:
-            out.append(Free(0, tuple(buffers)))
-        self._context.budget.give(self.job, table.reserved)
 
 
 class _Clocked(Durable):

@@ -10,19 +10,17 @@ Laws:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from reducer.core.surface.control_frames import control_frame, payload_frame
 from reducer.core.surface.events import Close, Dial, Log, Output, Send
 from reducer.core.tables.context import Context
 from reducer.core.tables.links import LinkEvents
+from reducer.core.tables.partition import Partition
 from reducer.core.tables.refill import Refill
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.table_messages import Notice, TableCall
-
-if TYPE_CHECKING:
-    from reducer.core.tables.holdings import Holdings
 
 FIRST_WAIT: Final = 0.02  # before the next attempt to connect; doubled each time
 LONGEST_WAIT: Final = 0.5
@@ -34,11 +32,11 @@ SILENCE: Final = 1.0
 class Link(LinkEvents):
     """`refill`: while the place is a spare."""
 
-    def __init__(self, context: Context, holdings: Holdings) -> None:
+    def __init__(self, context: Context, partition: Partition) -> None:
         self.refill: Refill | None = None
         self._context = context
-        self._holdings = holdings
-        self._chain = holdings.chain
+        self._partition = partition
+        self._chain = partition.chain
         self._dialing = 0
         self._session = 0
         self._next_try = 0.0
@@ -63,7 +61,7 @@ class Link(LinkEvents):
         if place is None or self._dialing or self._session or now < self._next_try:
             return
         self._dialing = self._context.links.dial(self)
-        job = self._holdings.job
+        job = self._partition.job
         out.append(Dial(link=self._dialing, address=place.address, lane=place.lane, job=job))
 
     # --- what comes of it -----------------------------------------------------------------------
@@ -74,10 +72,10 @@ class Link(LinkEvents):
         assert place is not None
         self._session = session
         self._heard_at = now
-        holdings = self._holdings
+        partition = self._partition
         call = TableCall(
-            "follow", job=holdings.job, run_id=holdings.run_id, partition=holdings.partition,
-            partitions=holdings.partitions, term=self._chain.term, reducer=place.reducer,
+            "follow", job=partition.job, run_id=partition.run_id, partition=partition.partition,
+            partitions=partition.partitions, term=self._chain.term, reducer=place.reducer,
             incarnation=self._context.settings.incarnation, filling=self._chain.is_filling,
         )  # fmt: skip
         frame = control_frame(call, self._context.crc, key=1)
@@ -103,7 +101,7 @@ class Link(LinkEvents):
         is_first = self._chain.is_filling and self.refill is None
         self._chain.linked(self._session, notice.version, out)
         if is_first:
-            self.refill = Refill(self._context, self._holdings)
+            self.refill = Refill(self._context, self._partition)
             self.refill.begin(now, out)
 
     def logged(self, position: int, now: float, out: list[Output]) -> None:
@@ -120,7 +118,7 @@ class Link(LinkEvents):
         self._chain.unlinked()
         out.append(Close(0, session, error.message))
         if error.code == ErrorCode.EVICTED:
-            self._holdings.retire(error.message, out)
+            self._partition.retire(error.message, out)
             return
         self._next_try = now + self._wait
         self._wait = min(LONGEST_WAIT, 2 * self._wait)
@@ -154,19 +152,19 @@ class Link(LinkEvents):
         if not self._is_lost:
             what = "spare" if self._chain.is_filling else "backup"
             text = (
-                f"job {self._holdings.job!r} partition {self._holdings.partition}: the {what} is "
+                f"job {self._partition.job!r} partition {self._partition.partition}: the {what} is "
                 f"lost: {reason}"
             )
-            out.append(Log(0, logging.WARNING, text, {"job": self._holdings.job}))
+            out.append(Log(0, logging.WARNING, text, {"job": self._partition.job}))
         self._is_lost = True
         self._tell("alone", out)
 
     def _tell(self, news: str, out: list[Output]) -> None:
         place = self._chain.backup
         assert place is not None
-        self._holdings.tell(
+        self._partition.tell(
             Notice(
-                news, partition=self._holdings.partition, term=self._chain.term,
+                news, partition=self._partition.partition, term=self._chain.term,
                 backup_reducer=place.reducer,
             ),
             out,

@@ -6,12 +6,13 @@ the log. A shard whose step is committed and not applied yet waits for that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Close, Copied, Copy, Free, Log, Output, TableEffect
 from reducer.core.tables.chain import Durable
 from reducer.core.tables.context import Context
+from reducer.core.tables.partition import Partition
 from reducer.core.tables.shard import Shard
 from reducer.core.tables.stepping import NO_WORKER, commit_call, set_call
 from reducer.core.tables.table import Table
@@ -20,9 +21,6 @@ from reducer.wire.codes import Entry
 from reducer.wire.header import NO_RANK, Header
 from reducer.wire.table_messages import TableCall
 
-if TYPE_CHECKING:
-    from reducer.core.tables.holdings import Holdings
-
 # Bytes on their way to the spare: enough for a fast link, few beside the pushes of workers.
 WINDOW: Final = 8 << 20
 
@@ -30,18 +28,18 @@ WINDOW: Final = 8 << 20
 class Refill:
     """`is_over`: the spare has everything."""
 
-    def __init__(self, context: Context, holdings: Holdings) -> None:
+    def __init__(self, context: Context, partition: Partition) -> None:
         self._context = context
-        self._holdings = holdings
-        self._chain = holdings.chain
+        self._partition = partition
+        self._chain = partition.chain
         self._waiting: list[tuple[Table, Shard]] = []
         self._on_the_way = 0
         self.is_over = False
 
     def begin(self, now: float, out: list[Output]) -> None:
         """The spare is linked: send it what tables there are, then their shards."""
-        holdings, chain = self._holdings, self._chain
-        tables = list(holdings.by_key.values())
+        partition, chain = self._partition, self._chain
+        tables = list(partition.by_key.values())
         self._waiting = [
             (table, shard)
             for table in reversed(tables)
@@ -49,7 +47,7 @@ class Refill:
             if shard.is_ready
         ]
         chain.unshipped = {(table.key, shard.number) for table, shard in self._waiting}
-        for worker in holdings.workers.all():
+        for worker in partition.workers.all():
             call = TableCall("open", worker=worker.number, incarnation=worker.incarnation)
             chain.call(call, worker.number, None, now, out)
         for table in tables:
@@ -78,7 +76,7 @@ class Refill:
         later = []
         while self._waiting and self._on_the_way < WINDOW:
             table, shard = self._waiting.pop()
-            if table.key not in self._holdings.by_key:
+            if table.key not in self._partition.by_key:
                 self._chain.unshipped.discard((table.key, shard.number))
             elif table.steps is not None and shard.version != table.committed:
                 later.append((table, shard))

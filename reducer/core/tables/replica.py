@@ -9,12 +9,13 @@ Laws:
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Applied, Apply, Free, Output, Send, TableEffect
 from reducer.core.tables.context import Context
 from reducer.core.tables.owner import StepSet
+from reducer.core.tables.partition import Partition
 from reducer.core.tables.shard import Shard
 from reducer.core.tables.table import Table
 from reducer.core.tables.works import Sequel
@@ -23,9 +24,6 @@ from reducer.wire.errors import BadFrameError, IntegrityError, ProtocolError
 from reducer.wire.header import Header, pack_header
 from reducer.wire.messages import decode
 from reducer.wire.table_messages import TableCall
-
-if TYPE_CHECKING:
-    from reducer.core.tables.holdings import Holdings
 
 _CALL: Final = int(Entry.CALL)
 _VALUES: Final = int(Entry.VALUES)
@@ -38,12 +36,12 @@ _LOGGED: Final = int(MessageKind.LOGGED)
 class Replica:
     """`position`: of the last entry. `session`: the primary's link; `primary`: its incarnation."""
 
-    def __init__(self, context: Context, holdings: Holdings, primary: bytes) -> None:
+    def __init__(self, context: Context, partition: Partition, primary: bytes) -> None:
         self.position = 0
         self.session = 0
         self.primary = primary
         self._context = context
-        self._holdings = holdings
+        self._partition = partition
 
     def admit(self, header: Header) -> bool:
         """Whether the entry is new. Raises ProtocolError if it fits nothing here."""
@@ -96,16 +94,16 @@ class Replica:
             self._call(call, header.rank, now, out)
         elif kind == _VALUES:
             table, shard = self._place(header)
-            self._holdings.updates.keep_values(shard, header.root, buffer, header.count)
+            self._partition.updates.keep_values(shard, header.root, buffer, header.count)
             if not header.root:
-                self._holdings.updates.fill(table, shard, now, out)
+                self._partition.updates.fill(table, shard, now, out)
         elif kind == _UPDATE:
             self._update(header, buffer, out)
         else:
             self._mean(header, buffer, out)
 
     def _place(self, header: Header) -> tuple[Table, Shard]:
-        table = self._holdings.by_key.get(header.key)
+        table = self._partition.by_key.get(header.key)
         shard = None if table is None else table.shards.get(header.chunk)
         if table is None or shard is None:
             raise ProtocolError(
@@ -152,24 +150,24 @@ class Replica:
         sums.means[shard.number] = buffer
 
     def _call(self, call: TableCall, worker: int, now: float, out: list[Output]) -> None:
-        holdings = self._holdings
+        partition = self._partition
         if call.call == "table":
-            holdings.restore(call, worker, out)
+            partition.restore(call, worker, out)
         elif call.call == "open":
-            holdings.seal(worker, call.incarnation)
+            partition.seal(worker, call.incarnation)
         elif call.call == "drop":
-            holdings.drop(holdings.find(call.name), out)
+            partition.drop(partition.find(call.name), out)
         elif call.call == "clock":
-            clocks = holdings.find(call.name).clocks
+            clocks = partition.find(call.name).clocks
             if clocks is not None:
                 clocks.restore(worker, call.clock)
         elif call.call == "rate":
-            table = holdings.find(call.name)
+            table = partition.find(call.name)
             table.rate, table.rate_number = call.rate, call.number
         elif call.call == "set":
-            self._set(holdings.find(call.name), call, out)
+            self._set(partition.find(call.name), call, out)
         elif call.call == "commit":
-            self._commit(holdings.find(call.name), call, out)
+            self._commit(partition.find(call.name), call, out)
         else:
             raise BadFrameError(f"a log has the call {call.call}")
 

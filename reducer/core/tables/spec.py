@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgpack  # type: ignore[import-untyped]  # ships no stubs
-
 from reducer.optimizers import Optimizer, OptimizerError, from_fields
 from reducer.wire.errors import MismatchError, ProtocolError
 from reducer.wire.keys import key_id
-from reducer.wire.table_messages import TableCall
+from reducer.wire.table_messages import TableCall, unpack_fields
 
 ITEM_BYTES: Final = 4  # of a float32
 # The fields that all workers must describe alike.
 _ALIKE: Final = (
     "count", "shard", "partitions", "partition", "optimizer", "mode", "bound", "workers", "quorum",
-    "late", "tensors", "rate",
+    "late", "tensors",
 )  # fmt: skip
 _LONG: Final = 120  # characters of a value in a message
 
@@ -82,19 +80,16 @@ def _text(value: object) -> str:
     """A value for a message. Packed fields are shown unpacked, if they can be."""
     text = repr(value)
     if isinstance(value, bytes):
-        try:
-            text = repr(msgpack.unpackb(value))
-        except (ValueError, msgpack.UnpackException):
+        fields = unpack_fields(value)
+        if fields is None:
             return f"{len(value)} bytes that differ"
+        text = repr(fields)
     return text if len(text) <= _LONG else text[:_LONG] + "..."
 
 
 def _optimizer(call: TableCall) -> Optimizer:
-    try:
-        fields = msgpack.unpackb(call.optimizer, max_map_len=64, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException):
-        raise ProtocolError(f"table {call.name!r}: its optimizer is no msgpack map") from None
-    if type(fields) is not dict:
+    fields = unpack_fields(call.optimizer)
+    if fields is None:
         raise ProtocolError(f"table {call.name!r}: its optimizer is no msgpack map")
     try:
         return from_fields(fields)

@@ -58,6 +58,8 @@ ALLOWED = {
     "reducer.core.rounds": ROUNDS,
     "reducer.core.runs": {*ROUNDS, "reducer.core.measures", "reducer.core.rounds"},
     "reducer.core.members": {*ROUNDS, "reducer.core.rounds", "reducer.core.runs"},
+    "reducer.core.tables": {"reducer.wire", "reducer.optimizers"}
+    | {"reducer.core.surface", "reducer.core.limits"},
     "reducer.native": {"mypyc"},
     "reducer.status": {"reducer.columns", "reducer.system_files"},
     "reducer.server": {*SHARED, "reducer.core"},
@@ -80,6 +82,7 @@ ALLOWED = {
     | {"numpy", "safetensors"},
     "reducer_client.elastic": {*CLIENT, "msgpack"},
     "reducer_client.tables": {*SHARED, "msgpack", "numpy", "reducer_client.registry"}
+    | {"reducer_client.tables.checkpoints"}
     | {f"reducer_client.{name}" for name in ("arrays", "config", "errors", "interrupts", "trust")},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.

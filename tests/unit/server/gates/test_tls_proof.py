@@ -32,7 +32,7 @@ from tests.support.dialing import (
     receive,
     until,
 )
-from tests.support.faults import Faulty, tls_failure
+from tests.support.faults import tls_failure
 from tests.support.worker import frame_of
 
 PREFACE = pack_preface(0, PrefaceFlag.TLS)
@@ -286,13 +286,21 @@ def silent(sock: socket.socket) -> None:
     """Another lane that never answers."""
 
 
-class FailingContext(ssl.SSLContext):
-    """A context whose connections fail, each with an error of its own."""
+class FailingTls:
+    """TLS that fails, each time with an error of its own, which it does not keep."""
 
+    def __init__(self, failure: Callable[[], Exception]) -> None:
+        self._failure = failure
+
+    def do_handshake(self) -> None:
+        raise self._failure()
+
+
+class FailingContext(ssl.SSLContext):
     failure: Callable[[], Exception]
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> Any:
-        return Faulty(super().wrap_bio(*arguments, **named), "do_handshake", self.failure())
+        return FailingTls(self.failure)
 
 
 @pytest.mark.parametrize(

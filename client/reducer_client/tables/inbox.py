@@ -1,0 +1,118 @@
+"""The frames that come from a lane: each goes to whoever waits for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from reducer.wire import errors as wire
+from reducer.wire import messages
+from reducer.wire.codes import MessageKind
+from reducer.wire.decoder import SKIP, Frame
+from reducer.wire.header import HEADER_SIZE, Header
+from reducer.wire.table_messages import Notice
+from reducer_client.tables.calls import Call
+from reducer_client.tables.outgoing import AnswerKey, Outgoing
+from reducer_client.tables.pulls import Pull
+from reducer_client.tables.shared import Shared
+
+
+class Hears(Protocol):
+    """What is not an answer. The caller of the first three holds the lock."""
+
+    def take_open(self, notice: Notice) -> None: ...
+
+    def take_news(self, notice: Notice) -> None: ...
+
+    def take_refusal(self, notice: Notice) -> None: ...
+
+    def take_error(self, error: messages.Error) -> None:
+        """The lane ends the connection. Raises the error."""
+
+
+class Inbox:
+    """For the thread of one link. ``has_progress``: an answer to a push or a pull has come."""
+
+    def __init__(self, shared: Shared, outgoing: Outgoing, hears: Hears, where: str) -> None:
+        self.has_progress = False
+        self._shared = shared
+        self._outgoing = outgoing
+        self._hears = hears
+        self._where = where
+        self._room = memoryview(bytearray())
+
+    def target(self, header: Header) -> memoryview:
+        """Memory for a payload. Values of a shard are all read into one place."""
+        size = header.length + HEADER_SIZE
+        if header.kind != MessageKind.VALUE:
+            return memoryview(bytearray(size))
+        with self._shared.changed:
+            item = self._outgoing.find(_pull_key(header))
+        if item is None:
+            return SKIP
+        assert isinstance(item.waiter, Pull)
+        item.waiter.check(header, self._where)
+        if len(self._room) < size:
+            self._room = memoryview(bytearray(size))
+        return self._room
+
+    def take(self, frame: Frame) -> None:
+        """Raises what the lane told, or a wire error."""
+        header, payload = frame.header, frame.payload
+        kind = header.kind
+        if kind == MessageKind.RECEIPT:
+            self._take_receipt(header)
+        elif kind == MessageKind.VALUE:
+            self._take_value(header, payload)
+        elif kind == MessageKind.NOTICE:
+            self._take_notice(header.key, messages.decode(Notice, payload or b""))
+        elif kind == MessageKind.ERROR:
+            self._hears.take_error(messages.decode(messages.Error, payload or b""))
+        elif kind not in (MessageKind.HEARTBEAT, MessageKind.GOAWAY):
+            raise wire.BadFrameError(f"{MessageKind(kind).name} on a connection for tables")
+
+    def _take_receipt(self, header: Header) -> None:
+        self.has_progress = True
+        with self._shared.changed:
+            item = self._outgoing.receipted(header)
+            if item is not None and item.waiter is not None:
+                item.waiter.answered(item, header)
+
+    def _take_value(self, header: Header, payload: memoryview | None) -> None:
+        self.has_progress = True
+        key = _pull_key(header)
+        with self._shared.changed:
+            item = self._outgoing.find(key)
+            if item is None or payload is None:
+                self._outgoing.answered(key)
+                return
+            pull = item.waiter
+            assert isinstance(pull, Pull)
+            pull.begin_write()
+        try:
+            pull.write(header, payload)
+        finally:
+            with self._shared.changed:
+                self._outgoing.answered(key)
+                pull.end_write(header)
+
+    def _take_notice(self, number: int, notice: Notice) -> None:
+        with self._shared.changed:
+            if notice.call == "open":
+                self._hears.take_open(notice)
+            elif not number:
+                self._hears.take_news(notice)
+            else:
+                self._take_answer((int(MessageKind.TABLE), number, 0, 0), notice)
+            self._shared.changed.notify_all()
+
+    def _take_answer(self, key: AnswerKey, notice: Notice) -> None:
+        outgoing = self._outgoing
+        item = outgoing.find(key) if notice.more else outgoing.answered(key)
+        if item is not None and isinstance(item.waiter, Call):
+            item.waiter.take(notice)
+        elif notice.code:
+            self._hears.take_refusal(notice)
+
+
+def _pull_key(header: Header) -> AnswerKey:
+    return int(MessageKind.PULL), header.key, header.chunk, header.round
