@@ -23,7 +23,8 @@ from typing import Any, Literal, NoReturn
 
 from reducer.cluster import OWN_CLUSTER_JOB, Cluster, normalize_address
 from reducer_client import config
-from reducer_client.tables.server import ParameterServer, parameter_server
+from reducer_client.tables.connecting import parameter_server
+from reducer_client.tables.server import ParameterServer
 
 Kind = Literal["ps", "worker", "evaluator"]
 
