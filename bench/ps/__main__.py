@@ -4,6 +4,7 @@ python -m bench.ps kernels                    # steps of optimizers, native besi
 python -m bench.ps kernels --mib 4 --repeats 9 --json results.jsonl
 python -m bench.ps throughput --against ps-lite    # push and pull of a table over loopback
 python -m bench.ps failover --against ps-lite      # SIGKILL of servers in the middle of pushes
+python -m bench.ps digits                     # trainings whose workers are late, or not in step
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.ps import failover, kernels, throughput
+from bench.ps import digits, failover, kernels, throughput
 
 
 def main() -> int:
@@ -20,6 +21,7 @@ def main() -> int:
     kernels.add_command(commands)
     throughput.add_command(commands)
     failover.add_command(commands)
+    digits.add_command(commands)
     options = parser.parse_args()
     options.run(options)
     return 0

@@ -342,6 +342,11 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
     return table
 
 
+def find_cluster(environ: Mapping[str, str] | None = None) -> cluster.Cluster:
+    """All that the variables of launchers and clusters tell of this process. Raises ValueError."""
+    return cluster.discover(os.environ if environ is None else environ)
+
+
 def find_world_size(
     rank: int | None, world_size: int | None, environ: Mapping[str, str] | None = None
 ) -> int:

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "keras_digits",
     "lightning_digits",
 }
+BELOW = {"ps_digits"}  # a section of its own, below the table
 
 
 @pytest.mark.parametrize(
@@ -52,5 +53,5 @@ def test_an_example_learns_the_digits_through_the_reducers(
 
 def test_every_example_is_on_the_page_and_is_run() -> None:
     programs = {path.stem for path in README.parent.glob("*.py")} - {"digits"}
-    assert programs == set(commands()) == {*EXAMPLES, *ELSEWHERE}
+    assert programs - BELOW == set(commands()) == {*EXAMPLES, *ELSEWHERE}
     assert all(f"examples/{name}.py" in command for name, command in commands().items())

@@ -56,7 +56,11 @@ class Table:
     # --- pushes ---------------------------------------------------------------------------------
 
     def push(
-        self, gradients: Mapping[str, object], copy: bool = True, timeout: Timeout | None = None
+        self,
+        gradients: Mapping[str, object],
+        copy: bool = True,
+        timeout: Timeout | None = None,
+        base: Sequence[int] | None = None,
     ) -> Push:
         """Send a gradient to the reducers. Returns before they have it.
 
@@ -68,6 +72,8 @@ class Table:
                 arrays of a `pull` do.
             timeout: seconds that the call may wait until all first values have come, and while too
                 many pushes are in flight. None means the parameter server's ``timeout``.
+            base: what `base` was after the pull from which the gradient was computed. By default
+                that is the last pull. Not used in common steps.
 
         Raises:
             ValueError: names are missing or unknown, or a shape differs.
@@ -87,7 +93,7 @@ class Table:
         is_submitted = False
         try:
             self._fill(staging, arrays, carried)
-            push = self._submit(staging)
+            push = self._submit(staging, base)
             is_submitted = True
         finally:
             with self._shared.changed:
@@ -128,16 +134,25 @@ class Table:
                 self._table.tally.refuse()
             raise not_finite(self._table, name_bad_tensors(self._layout, staging.vector))
 
-    def _submit(self, staging: Staging) -> Push:
+    def _submit(self, staging: Staging, base: Sequence[int] | None) -> Push:
         with self._interrupts, self._shared.changed:
             self._check()
+            bases = self._bases if base is None else self._checked(base)
             self._last_push += 1
             push = Push(self._shared, self.name, self._last_push)
             if self._state.pushes is not None:
-                self._state.pushes.submit(push, staging, self._bases)
+                self._state.pushes.submit(push, staging, bases)
             elif self._state.steps is not None:
                 self._state.steps.submit(push, staging)
         return push
+
+    def _checked(self, base: Sequence[int]) -> list[int]:
+        if len(base) != self._layout.shards:
+            raise ValueError(
+                f"table {self.name!r}: base: expected {self._layout.shards} versions, as `base` "
+                f"has them after a pull, got {len(base)}"
+            )
+        return list(base)
 
     def _give_back(self, staging: Staging, carried: list[Staging]) -> None:
         self._table.pool.release(staging)
@@ -289,6 +304,11 @@ class Table:
     def version(self) -> int:
         """The newest version that this worker knows all shards to have."""
         return min(self._table.seen)
+
+    @property
+    def base(self) -> tuple[int, ...]:
+        """The versions of the shards that the last pull of this worker has fetched."""
+        return tuple(self._bases)
 
     @property
     def step(self) -> int:

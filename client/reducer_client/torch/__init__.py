@@ -10,6 +10,10 @@ reducer_client.torch.attach(model, group)
 or, with workers that come and go:
 
 with reducer_client.torch.Elastic(model, optimizer, workers=4) as elastic: ...
+
+or, with parameters that the reducers keep and update:
+
+optimizer = reducer_client.torch.ServerOptimizer.create(model, ps, optimizer=Adam(...))
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ from reducer_client.torch.backend.options import Options
 from reducer_client.torch.elastic.training import Elastic
 from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach
 from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
+from reducer_client.torch.server.optimizer import ServerOptimizer
 
 __all__ = [
     "Elastic",
     "Options",
     "ReductionState",
+    "ServerOptimizer",
     "TopKState",
     "all_reduce_hook",
     "attach",

@@ -95,6 +95,8 @@ ALLOWED = {
     "reducer_client.torch.hook": TORCH | {"reducer_client.torch.tensors"},
     "reducer_client.torch.elastic": TORCH
     | {"reducer_client.elastic", "reducer_client.torch.tensors"},
+    "reducer_client.torch.server": TORCH
+    | {"reducer_client.tables", "reducer_client.torch.tensors"},
     "reducer_client.horovod": {*CLIENT, "msgpack"},
     "reducer_client.horovod.torch": {*CLIENT, "torch"},
     "reducer_client.horovod.keras": {*CLIENT, "keras"},

@@ -1,0 +1,1 @@
+"""Training with parameters that reducers keep and update."""
