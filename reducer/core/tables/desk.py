@@ -169,8 +169,7 @@ class TableDesk:
                 raise StateLostError(f"{where} was never sent to this lane")
             if holdings is not None:
                 holdings.retire("the lane is filled anew", out)
-                holdings.replica = None  # a link to it carries nothing any more
-                holdings.link.reset(now, out)
+                holdings.end(now, out)
             holdings = Holdings(
                 self._context, call.job, call.run_id, call.partition, call.partitions
             )
@@ -200,7 +199,7 @@ class TableDesk:
         if found is not None:
             seat, holdings = found
             holdings.leave(seat, now, out)
-            self._maybe_forget(holdings)
+            self._maybe_forget(holdings, now, out)
         return out
 
     def closed(self, session: int) -> None:
@@ -224,7 +223,8 @@ class TableDesk:
         """Put workers out that have not come back in time, and look after the links."""
         out: list[Output] = []
         for holdings in self._holdings.values():
-            holdings.link.tick(now, out)
+            if holdings.link is not None:
+                holdings.link.tick(now, out)
             if holdings.replica is not None:
                 continue
             for worker in holdings.workers.all():
@@ -235,11 +235,12 @@ class TableDesk:
                     holdings.put_out(worker, now, out)
         return out
 
-    def _maybe_forget(self, holdings: Holdings) -> None:
+    def _maybe_forget(self, holdings: Holdings, now: float, out: list[Output]) -> None:
         if not holdings.seats and not holdings.by_key and holdings.replica is None:
             key = (holdings.job, holdings.run_id, holdings.partition)
             if holdings.chain.backup is None and self._holdings.get(key) is holdings:
                 del self._holdings[key]
+                holdings.end(now, out)
 
     # --- pushes and pulls -----------------------------------------------------------------------
 

@@ -25,14 +25,25 @@ GRACE: Final = 1.5
 
 
 class Holdings(Partition):
-    """`replica`: while this lane is a backup. `link`: to the place of the log, if there is one."""
+    """`replica`: while this lane is a backup. `link`: to the place of the log, if there was one.
+
+    A link refers to its holdings. Who forgets the holdings calls `end`, because a lane with tables
+    looks for no reference cycles.
+    """
 
     def __init__(
         self, context: Context, job: str, run_id: str, partition: int, partitions: int
     ) -> None:
         super().__init__(context, job, run_id, partition, partitions)
         self.replica: Replica | None = None
-        self.link = Link(context, self)
+        self.link: Link | None = None
+
+    def end(self, now: float, out: list[Output]) -> None:
+        """Another object has the partition, or nobody."""
+        self.replica = None  # a link to it carries nothing any more
+        link, self.link = self.link, None
+        if link is not None:
+            link.reset(now, out)
 
     # --- terms ----------------------------------------------------------------------------------
 
@@ -43,6 +54,8 @@ class Holdings(Partition):
         if self.replica is not None:
             self._promote(term, now, out)
         if self.chain.begin_term(term, backup, is_filling, now, out):
+            if self.link is None:
+                self.link = Link(self.context, self)
             self.link.reset(now, out)
         for table in self.by_key.values():
             if table.owner is not None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import position
+from reducer.wire.table_messages import TableCall
 from tests.support.frames import control
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
+from tests.support.table_worker import TableWorker
 
 TIMES = 20
 
@@ -114,5 +117,60 @@ def test_nothing_is_left_to_the_collector(
     assert lane.snapshot()["jobs"] == {}
     gc.collect()
     # Only the sessions of a SimLane refer to themselves; another test covers the lane process.
+    left = [type(o).__name__ for o in saved if type(o).__module__.startswith("reducer.core")]
+    assert not left
+
+
+def probed(lane: SimLane) -> None:
+    TableWorker(lane, -1)
+
+
+def left_by_its_worker(lane: SimLane) -> None:
+    worker = TableWorker(lane, 0)
+    worker.table()
+    worker.push_all(np.ones(40, np.float32), 1)
+    worker.call(TableCall("drop", name="net"))
+    worker.bye()
+
+
+def replaced(lane: SimLane) -> None:
+    """The lane was a primary, whose backup says that another lane is the primary now."""
+    TableWorker(lane, 0, term=1, partitions=1, backup="far:1", backup_reducer=bytes([1] * 16))
+    (dial,) = lane.dials
+    lane.dials = []
+    link = lane.link(dial)
+    link.send(control(messages.Error(int(ErrorCode.EVICTED), "the test")))
+    link.disconnect()
+
+
+def given_up(lane: SimLane) -> None:
+    """The lane was a primary whose backup was given up."""
+    TableWorker(lane, 0, term=1, partitions=1, backup="far:1", backup_reducer=bytes([1] * 16))
+    TableWorker(lane, 0, term=2, partitions=1)
+    lane.dials = []
+
+
+def filled_anew(lane: SimLane) -> None:
+    """The lane was a backup of one primary, and becomes the spare of another."""
+    for term, primary in ((1, 1), (2, 2)):
+        call = TableCall(
+            "follow", job="job", run_id=str(lane.now), partitions=1, term=term,
+            reducer=bytes(16), incarnation=bytes([primary] * 16), filling=True, number=term,
+        )  # fmt: skip
+        lane.connect().send(control(call, key=1))
+
+
+@pytest.mark.parametrize("end", [probed, left_by_its_worker, replaced, given_up, filled_anew])
+def test_tables_leave_nothing_to_the_collector(
+    end: Callable[[SimLane], None], saved: list[object]
+) -> None:
+    lane = SimLane()
+    for _ in range(TIMES):
+        end(lane)
+        for session in list(lane.sessions.values()):
+            session.disconnect()
+        lane.sessions.clear()
+        lane.tick(1.0)
+    gc.collect()
     left = [type(o).__name__ for o in saved if type(o).__module__.startswith("reducer.core")]
     assert not left
