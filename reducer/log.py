@@ -22,6 +22,7 @@ DEBUG_LEVELS = {"warn": logging.WARNING, "info": logging.INFO, "trace": logging.
 # Loggers below `reducer` in the daemon and below `reducer_client`; REDUCER_DEBUG sets both.
 SUBSYSTEMS = (
     "acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds", "horovod", "registry",
+    "tables",
 )  # fmt: skip
 
 
