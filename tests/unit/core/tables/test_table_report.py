@@ -164,7 +164,7 @@ def test_only_the_lane_that_decides_the_steps_has_an_open_step() -> None:
     lane = SimLane()
     call = replace(step_table(1, 1), partitions=2)
     second = 1 - key_id(call.name) % 2  # shard 0 is on the other lane
-    worker = TableWorker(lane, 0)
+    worker = TableWorker(lane, 0, partition=second, partitions=2)
     worker.table(replace(call, partition=second))
     part = part_of_lane(lane)
     assert part.table.open is None and part.numbers.excluded == ()
