@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reducer_client.errors import (
         AuthenticationError,
         ClosedError,
+        EvictedError,
         IntegrityError,
         JoinError,
         MismatchError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AuthenticationError",
     "ClosedError",
+    "EvictedError",
     "Group",
     "IntegrityError",
     "JoinError",

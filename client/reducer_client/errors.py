@@ -17,6 +17,7 @@ from reducer_client.hosted.failures import HostedError, NotStartedError
 __all__ = [
     "AuthenticationError",
     "ClosedError",
+    "EvictedError",
     "IntegrityError",
     "JoinError",
     "MismatchError",
@@ -156,6 +157,10 @@ class StaleBaseError(ReducerError):
     """
 
 
+class EvictedError(ReducerError):
+    """Another reducer holds this part of the tables now, or the table was dropped by a worker."""
+
+
 class ClosedError(ReducerError):
     """The group is closed, or this process is a forked child and the group is its parent's."""
 
@@ -176,7 +181,7 @@ _BY_CODE: dict[int, type[ReducerError]] = {
     ErrorCode.CORRUPTED: IntegrityError,
     ErrorCode.STATE_LOST: StateLostError,
     ErrorCode.STALE_BASE: StaleBaseError,
-    ErrorCode.EVICTED: JoinError,
+    ErrorCode.EVICTED: EvictedError,
 }
 _CLOSED_REASONS = frozenset({"closed", "forked"})
 

@@ -166,6 +166,31 @@ def frames() -> dict[str, bytes]:
         "pull": frame(push.replace(kind=MessageKind.PULL, dtype=0, count=3, done=9)),
         "value": frame(push.replace(kind=MessageKind.VALUE, root=1, count=10), bytes(range(64))),
         "receipt": frame(push.replace(kind=MessageKind.RECEIPT, dtype=0, flags=2, done=3)),
+        "table_follow": control(
+            m.TableCall(
+                "follow",
+                job="job-ü",
+                partition=3,
+                partitions=8,
+                term=2,
+                reducer=INCARNATION,
+                incarnation=INCARNATION[::-1],
+                filling=True,
+                number=1,
+            ),
+            key=1,
+        ),
+        "notice_alone": control(
+            m.Notice("alone", partition=3, term=2, backup_reducer=INCARNATION), key=0
+        ),
+        "log": frame(
+            push.replace(kind=MessageKind.LOG, flags=3, stable=7, route=2, epoch=1),
+            bytes(range(64)) + bytes(24),
+        ),
+        "log_outcome": frame(
+            push.replace(kind=MessageKind.LOG, flags=4, op=2, stable=8, route=2), b""
+        ),
+        "logged": frame(Header(kind=MessageKind.LOGGED, round=8, route=2)),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),
     }
