@@ -22,6 +22,7 @@ from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import make_plan
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import Collective, DType, MessageKind
 from reducer.wire.keys import key_id
 
@@ -40,7 +41,7 @@ class Case:
     lanes: int = 1  # of one reducer
     real_lanes: int = 1
     round_bytes: int = 64 << 20
-    table: messages.ChunkTable = ((0, 64 << 10),)
+    table: ChunkTable = ((0, 64 << 10),)
     rate: float = 10e9 / 8
     latency: float = 25e-6
     segment: int = 4 << 10

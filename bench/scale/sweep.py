@@ -9,7 +9,7 @@ from typing import Any
 from bench.scale.cluster import Case, Cluster
 from bench.scale.host import Prices
 from bench.scale.outcome import Outcome
-from reducer.wire import messages
+from reducer.wire.checks import ChunkTable
 from reducer_client.config import default_chunk_table
 
 _SMALLEST, _LARGEST = 4 << 10, 1 << 20
@@ -91,7 +91,7 @@ def best_chunk(case: Case) -> int:
     return min(found, key=lambda chunk: found[chunk], default=_SMALLEST)
 
 
-def one_size(chunk: int) -> messages.ChunkTable:
+def one_size(chunk: int) -> ChunkTable:
     return ((0, chunk),)
 
 

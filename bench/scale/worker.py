@@ -19,6 +19,7 @@ from bench.scale.host import KERNELS, ZEROS
 from bench.scale.network import Frame
 from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.wire import messages
+from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
@@ -248,7 +249,7 @@ class EngineWorker:
         rank: int,
         world_size: int,
         reducers: int,
-        table: messages.ChunkTable,
+        table: ChunkTable,
         places: Sequence[tuple[int, int]],
         count: int,
     ) -> None:

@@ -99,16 +99,17 @@ class Lane:
         """
         peer = self._roster.sessions[session]
         if header.kind in _OF_TABLES:
-            return self._admit_push(peer, header, unread)
+            self._check_tables(peer, header)
+            if unread > self._tables.room(session):
+                raise UnreadError(f"{peer} keeps sending, and {unread:,} bytes wait for it")
+            return self._tables.admit(session, header)
         return _ready_run(peer).contributions.admit(peer.rank, header, unread)
 
-    def _admit_push(self, peer: Session, header: Header, unread: int) -> Admission | None:
-        if not self._tables.has(peer.id):
+    def _check_tables(self, peer: Session, header: Header) -> None:
+        """Raises ProtocolError if the session may not send this."""
+        if not self._tables.has(peer.id) or self._tables.is_link(peer.id) != (header.kind == LOG):
             what = MessageKind(header.kind).name
-            raise ProtocolError(f"{peer} sent {what} and has not opened tables")
-        if unread > self._tables.room(peer.id):
-            raise UnreadError(f"{peer} keeps sending, and {unread:,} bytes wait for it")
-        return self._tables.admit(peer.id, header)
+            raise ProtocolError(f"{peer} sent {what} and has not opened tables for that")
 
     def unread_room(self, session: int) -> tuple[int, int]:
         """Returns how many bytes may always wait for the session, and how many may wait now.
@@ -202,15 +203,15 @@ class Lane:
         return self._end.is_over(now)
 
     def snapshot(self) -> CoreNumbers:
-        """Returns the lane's own numbers, for metrics; `parts` returns the numbers of its runs."""
-        return lane_numbers(self._roster, self._endings.errors, self._desk.count)
+        """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
+        return lane_numbers(self._roster, self._tables, self._endings.errors, self._desk.count)
 
     def parts(self, now: float) -> Iterator[Part]:
-        """Yields the numbers and the report of each run.
+        """Yields the numbers and the report of each run and table.
 
-        The lane may handle events between two runs. Runs that have ended by then are left out.
+        The lane may handle events between two parts. Runs that have ended by then are left out.
         """
-        return parts_of(self._roster, now)
+        return parts_of(self._roster, self._tables, now)
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -240,11 +241,12 @@ class Lane:
     def _take_push(
         self, peer: Session, event: events.Contributed, now: float, out: list[Output]
     ) -> None:
-        if peer.state != SessionState.ASKING:  # it was closed meanwhile
+        if peer.state >= SessionState.LEFT:
             if event.buffer is not None:
                 out.append(Free(0, (event.buffer,)))
             return
         try:
+            self._check_tables(peer, event.header)  # what has no payload was not admitted before
             self._tables.push(peer.id, event.header, event.buffer, now, out)
         except PEER_ERRORS as error:
             if event.buffer is not None:

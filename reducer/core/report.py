@@ -1,4 +1,4 @@
-"""Makes the parts of a lane's report (`reducer.core.surface.numbers`) from its runs."""
+"""Makes the parts of a lane's report (`reducer.core.surface.numbers`) from its runs and tables."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from reducer.core.surface.numbers import (
     RunReport,
     WaitingRound,
 )
+from reducer.core.table_report import table_parts
+from reducer.core.tables.desk import TableDesk
 from reducer.wire.codes import ErrorCode
 
 # A round counts as waiting when nothing has come for it for this long; a shorter time would show
@@ -35,13 +37,14 @@ KEY_SHOWN: Final = 128
 
 
 def lane_numbers(
-    roster: Roster, errors: Mapping[ErrorCode, int], registry_records: int
+    roster: Roster, tables: TableDesk, errors: Mapping[ErrorCode, int], registry_records: int
 ) -> CoreNumbers:
     """Returns the lane's own numbers, for metrics."""
     return CoreNumbers(
         lane=roster.settings.lane,
         sessions=len(roster.sessions),
         forming=len(roster.forming),
+        tables=tables.tables,
         errors={code.name.lower(): n for code, n in errors.items()},
         reserved_bytes=roster.budget.reserved,
         budget_bytes=roster.budget.total,
@@ -49,8 +52,8 @@ def lane_numbers(
     )
 
 
-def parts_of(roster: Roster, now: float) -> Iterator[Part]:
-    """Yield the part of each run. Runs may end between two parts.
+def parts_of(roster: Roster, tables: TableDesk, now: float) -> Iterator[Part]:
+    """Yield the part of each run and table. Runs may end between two parts.
 
     All parts together have at most MAX_ROUNDS_IN_ALL waiting rounds, and the parts of one job at
     most MAX_RANKS_OF_JOB rows of ranks.
@@ -68,6 +71,7 @@ def parts_of(roster: Roster, now: float) -> Iterator[Part]:
     for forming in list(roster.forming.values()):
         if roster.forming.get(forming.id) is forming:
             yield FormingPart(forming_report(forming))
+    yield from table_parts(tables, now)
 
 
 def run_numbers(run: Run, ranks: int) -> RunNumbers:

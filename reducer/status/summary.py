@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from reducer.status.tables import TableStatus, tables_of, untold
+
 
 @dataclass(frozen=True)
 class ReducerStatus:
@@ -111,6 +113,8 @@ class RunStatus:
 class Summary:
     reducers: list[ReducerStatus]
     runs: list[RunStatus]
+    tables: list[TableStatus] = field(default_factory=list)
+    more_tables: int = 0  # that no reducer has told about
 
 
 def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
@@ -126,7 +130,8 @@ def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
     found = [_run(parts) for parts in runs.values()]
     found += [_forming(parts) for parts in forming.values()]
     found.sort(key=lambda run: (run.job, run.run_id))
-    return Summary([_reducer(address, answer) for address, answer in answers.items()], found)
+    reducers = [_reducer(address, answer) for address, answer in answers.items()]
+    return Summary(reducers, found, tables_of(answers.values()), untold(answers.values()))
 
 
 def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
@@ -136,7 +141,12 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
     for report in reports:
         for run in report["runs"]:
             runs.setdefault((run["job"], run["run_id"]), []).append(run)
-    jobs = {run["job"] for report in reports for run in report["runs"] + report["forming"]}
+    tables = [table["numbers"] for report in reports for table in report.get("tables", ())]
+    jobs = {
+        part["job"]
+        for report in reports
+        for part in (*report["runs"], *report["forming"], *report.get("tables", ()))
+    }
     return ReducerStatus(
         address=address,
         version=answer["version"],
@@ -148,14 +158,24 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
         places=sum(parts[0]["world_size"] for parts in runs.values()),
         rounds=sum(max(run["rounds"] for run in parts) for parts in runs.values()),
         open_rounds=sum(max(run["open_rounds"] for run in parts) for parts in runs.values()),
-        bytes_in=sum(run["bytes_in"] for parts in runs.values() for run in parts),
-        bytes_out=sum(run["bytes_out"] for parts in runs.values() for run in parts),
+        bytes_in=_total("bytes_in", runs, tables),
+        bytes_out=_total("bytes_out", runs, tables),
         memory_reserved=sum(lane["core"]["reserved_bytes"] for lane in lanes),
         memory=sum(lane["core"]["budget_bytes"] for lane in lanes),
         memory_used=sum(lane["buffer_bytes"] for lane in lanes),
         loop_lag=max((lane["loop_lag_seconds"] for lane in lanes), default=0.0),
         clock=answer["clock"],
     )
+
+
+def _total(
+    name: str,
+    runs: Mapping[tuple[str, str], list[dict[str, Any]]],
+    tables: Iterable[dict[str, Any]],
+) -> int:
+    """The bytes of all runs and tables."""
+    of_runs = [run[name] for parts in runs.values() for run in parts]
+    return int(sum([*of_runs, *(numbers[name] for numbers in tables)]))
 
 
 def _lost(lanes: list[dict[str, Any]]) -> list[LostRank]:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from reducer.columns import aligned
+from reducer.status.amounts import amount, duration
 from reducer.status.late_ranks import RANKS_SHOWN, is_late
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
+from reducer.status.tables_text import lines_of, more_text
 
 NO_RUN = "no job is running"
 
 
 def as_text(summary: Summary) -> str:
-    """A table of the reducers, then each run with its late ranks."""
+    """A table of the reducers, then each run with its late ranks, then the tables of the jobs."""
     lines = list(_reducers(summary.reducers))
     for run in summary.runs:
         lines += ["", *_run(run)]
-    if not summary.runs:
+    lines += lines_of(summary.tables)
+    if summary.more_tables:
+        lines.append(more_text(summary.more_tables))
+    if not summary.runs and not summary.tables:
         lines += ["", NO_RUN]
     return "\n".join(lines)
 
@@ -84,31 +89,3 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:RANKS_SHOWN])
     more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
-
-
-def amount(size: float) -> str:
-    """A number of bytes in decimal units, with three digits.
-
-    >>> amount(0), amount(12_345), amount(1.5e9)
-    ('0 B', '12.3 kB', '1.50 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            digits = 0 if unit == "B" or size >= 99.95 else 1 if size >= 9.995 else 2
-            return f"{size:.{digits}f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable")
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> duration(0.04), duration(41.2), duration(125), duration(7300)
-    ('0.0 s', '41.2 s', '2 min 5 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

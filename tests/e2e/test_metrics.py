@@ -20,6 +20,8 @@ from reducer.server.daemon import metrics
 from reducer_client import MismatchError
 from tests.support.cluster import ROOT, Daemon
 from tests.support.ranks import Tell, join, start_ranks
+from tests.support.table_job import COUNT as COUNT_OF_TABLE
+from tests.support.table_job import SHARDS, STEPS, WORKERS, tables
 from tests.support.wait import wait_until
 
 WORLD = 3
@@ -55,7 +57,10 @@ def scrapes() -> Iterator[tuple[str, str, str]]:
     """The job, /metrics while the job waits for a rank, and /metrics after its end."""
     job = "scraped"
     with Daemon(lanes=2) as daemon:
-        with start_ranks(WORLD, _work, [daemon.address], job, talk=True) as ranks:
+        with (
+            tables(daemon.port, job),
+            start_ranks(WORLD, _work, [daemon.address], job, talk=True) as ranks,
+        ):
             for rank in range(WORLD):
                 ranks.receive(rank, 60)
             wait_until(
@@ -125,6 +130,26 @@ def test_the_numbers_are_true(scrapes: tuple[str, str, str]) -> None:
     assert all(seconds > 0 for seconds in cpu.values())
     assert total["reducer_fold_seconds_total"] < sum(cpu.values())
     assert 0 < total["reducer_reserved_bytes"] < total["reducer_budget_bytes"]
+
+
+def test_the_numbers_of_tables_are_true(scrapes: tuple[str, str, str]) -> None:
+    job, at_work, _ = scrapes
+    found = samples(at_work)
+
+    def of(name: str, table: str, **more: str) -> float:
+        labels = {"job_name": job, "lane": "0", "table": table, **more}
+        return found[f"reducer_table_{name}"][frozenset(labels.items())]
+
+    assert of("steps_total", "net") == STEPS
+    assert of("excluded_steps_total", "net", worker="2") == STEPS
+    assert of("applied_updates_total", "net") == 2 * SHARDS * STEPS
+    assert of("received_bytes_total", "net") == 4 * COUNT_OF_TABLE * (WORKERS + 2 * STEPS)
+    assert of("open_step_seconds", "net") > 0
+    assert of("applied_updates_total", "async") == SHARDS * WORKERS
+    assert of("staleness_sum", "async") == SHARDS * sum(range(WORKERS))
+    assert of("sent_bytes_total", "async") == 4 * COUNT_OF_TABLE
+    assert of("elements", "async") == COUNT_OF_TABLE
+    assert of("workers", "async") == WORKERS
 
 
 def test_the_labels_of_a_job_end_with_it(scrapes: tuple[str, str, str]) -> None:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from reducer_client.errors import (
     StateLostError,
 )
 from reducer_client.tables import SSP, Async, KOfN, ParameterServer, Table
-from reducer_client.tables.modes import find_mode
 from tests.support import tables
 from tests.support.certs import Files
 from tests.support.ranks import run_ranks
@@ -165,28 +163,6 @@ def test_a_table_can_be_attached_to_listed_and_dropped(connect: Connect) -> None
     with pytest.raises(ValueError, match="no such table"):
         one.drop("net")
     assert np.array_equal(values(one.table("net", zeros(), optimizer=LEDGER)), flat(zeros()))
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_table_goes_on_from_a_checkpoint_over_other_reducers(
-    addresses: list[str], connect: Connect, mode: Any, tmp_path: Path
-) -> None:
-    optimizer = Adam(0.01, convention="torch")
-    gradients = [floats(seed) for seed in range(6)]
-
-    def go(table: Table, seeds: range) -> None:
-        for seed in seeds:
-            table.push(gradients[seed])
-            table.pull()
-
-    saver = connect()
-    go(saver.table("net", floats(9), optimizer=optimizer, mode=mode), range(3))
-    saver.save(tmp_path)
-    restored = connect(addresses=addresses[:1], run_id="again").load(tmp_path)["net"]
-    assert restored.version == 3 and restored.step == 3 and restored.mode == find_mode(mode)
-    go(restored, range(3, 6))
-    expected = tables.stepped(optimizer, floats(9), ((each, None) for each in gradients))
-    assert values(restored).tobytes() == expected.tobytes()
 
 
 # --- several workers -----------------------------------------------------------------------------

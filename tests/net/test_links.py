@@ -1,17 +1,14 @@
 """A lane connects to a lane of another reducer: real daemons, in all modes.
 
-The core of a lane decides when to connect. Here the test decides: the processes of one daemon read
-orders from a file. Other lanes that connect run in the test's process (tests/support/dialing.py).
+A daemon connects when a worker opens a partition of tables with a backup. Where a proof fails, the
+lane that connects is in this process (tests/support/dialing.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
+import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,68 +19,29 @@ from reducer.server.gates.dialer import STEP_SECONDS
 from reducer.server.gates.proofs import KeyProof, OpenProof, Proof
 from reducer.server.gates.tls import TlsFiles, make_context_of_client
 from reducer.server.gates.tls_proof import CertificateProof
-from reducer.wire.header import pack_header
-from tests.support.bare_lane import KERNELS, hello
+from reducer.wire import messages
+from reducer.wire.codes import DType, Flag, MessageKind, Outcome
+from reducer.wire.decoder import Frame
+from reducer.wire.handshake import job_key
+from reducer.wire.header import Header
+from reducer.wire.keys import key_id
+from reducer.wire.table_messages import Notice, TableCall
+from reducer_client.registry.dial import Dialer
+from reducer_client.tables.probe import ask_lane, question
 from tests.support.certs import Authority, Files
-from tests.support.cluster import ROOT, Daemon
+from tests.support.cluster import Daemon
 from tests.support.dialing import DialingLane, Listener, on_a_lane, until
+from tests.support.frames import frame
+from tests.support.table_worker import describe
 from tests.support.wait import AT_ONCE, wait_until
+from tests.support.worker import Link, frame_of
 
-# In a lane: each tick carries out the orders that have been added to the file, one a line.
-OBEYS = """
-import json, os, sys
-if "reducer.server.lane.process" in sys.orig_argv:
-    import uvloop
-    from reducer.core.surface import events
-    orders = open(os.environ["ORDERS"])
-    def obey(lane):
-        for line in orders:
-            order = json.loads(line)
-            if "address" in order:
-                lane._shell.carry_out([lane._lane._links.dial(**order)])
-            else:
-                frame = bytes.fromhex(order["frame"])
-                lane._shell.carry_out([events.Send(0, (order["session"],), frame, None, 0)])
-    class Loop(uvloop.Loop):
-        def call_later(self, delay, callback, *args, **rest):
-            if callback.__name__ == "_tick":
-                obey(callback.__self__)
-            return super().call_later(delay, callback, *args, **rest)
-    uvloop.new_event_loop = Loop
-"""
-
-
-class Obedient(Daemon):
-    """A daemon of one lane, which connects to other lanes when the test says so."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        (folder / "sitecustomize.py").write_text(OBEYS, encoding="utf-8")
-        self._orders = folder / "orders"
-        self._orders.touch()
-        paths = os.pathsep.join([str(folder), str(ROOT)])
-        super().__init__(
-            *flags, "--log-level", "debug", env={"PYTHONPATH": paths, "ORDERS": str(self._orders)}
-        )
-
-    def dial(self, address: str, lane: int = 0, job: str = "bench") -> None:
-        self._order({"address": address, "lane": lane, "job": job})
-
-    def send(self, session: int, frame: bytes) -> None:
-        self._order({"session": session, "frame": frame.hex()})
-
-    def linked(self, address: str, lane: int = 0) -> int:
-        """The session of a connection that stands."""
-        text = rf"session (\d+), link \d+: connected to lane {lane} of {re.escape(address)}"
-        found = wait_until(lambda: re.search(text, self.log), 10, f"a link to {address}")
-        return int(found[1])
-
-    def _order(self, order: Mapping[str, object]) -> None:
-        with self._orders.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(order) + "\n")
+JOB, RUN = "bench", "run"
+SECONDS = 10.0
 
 
 class Modes:
-    """What the reducers of one mode are started with, and how their lanes prove themselves."""
+    """What the reducers of each mode are started with, and the proofs of lanes and workers."""
 
     def __init__(self, key_file: str, certs: Files) -> None:
         self.flags: dict[str, tuple[str, ...]] = {
@@ -96,6 +54,74 @@ class Modes:
             "psk": lambda: KeyProof(keyfile.read(key_file)),
             "tls": lambda: proof_of(certs),
         }
+        self._trust: dict[str, tuple[bytes, tuple[str, str, str] | None]] = {
+            "open": (b"", None),
+            "psk": (job_key(keyfile.read(key_file), JOB), None),
+            "tls": (b"", (certs.cert, certs.key, certs.ca)),
+        }
+
+    def dialer(self, mode: str, address: str, lane: int = 0) -> Dialer:
+        """Connects a worker."""
+        return Dialer(address, JOB, *self._trust[mode], lane)
+
+
+class Worker:
+    """The only worker of a partition of one shard. A context manager."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(SECONDS)
+        self._link = Link(sock)
+        self._frames: list[Frame] = []
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._link.close()
+
+    def call(self, call: TableCall) -> None:
+        self._link.sock.sendall(frame_of(call, key=1))
+
+    def push_values(self) -> None:
+        """The first values of the shard."""
+        self.call(describe(count=16))
+        header = Header(
+            MessageKind.PUSH, DType.FLOAT32, flags=int(Flag.VALUES), rank=0, key=key_id("net")
+        )
+        self._link.sock.sendall(frame(header, bytes(64)))
+
+    def receive(self, kind: MessageKind) -> Frame:
+        """The next frame of this kind; those before it are dropped."""
+        while True:
+            while self._frames:
+                found = self._frames.pop(0)
+                if found.header.kind == kind:
+                    return found
+            self._frames += self._link.receive()
+            self._link.check()
+
+    def wait_for(self, news: str) -> None:
+        while messages.decode(Notice, self.receive(MessageKind.NOTICE).payload or b"").call != news:
+            pass
+
+
+def lead(dialer: Dialer, backup: str, lane: int = 0, reducer: bytes = bytes(16)) -> Worker:
+    """A worker that makes a lane the primary of a partition, whose backup is that lane there."""
+    worker = Worker(dialer.dial(SECONDS))
+    worker.call(
+        TableCall(
+            "open", job=JOB, run_id=RUN, worker=0, incarnation=bytes(16), partitions=1, term=1,
+            backup=backup, backup_lane=lane, backup_reducer=reducer,
+        )
+    )  # fmt: skip
+    return worker
+
+
+def incarnation_of(dialer: Dialer) -> bytes:
+    """Of the process of a lane."""
+    answer = ask_lane(dialer, question(JOB, RUN), SECONDS)
+    assert answer is not None
+    return answer.incarnation
 
 
 def proof_of(files: Files) -> Proof:
@@ -131,42 +157,45 @@ def nothing_is_left(daemons: dict[str, Daemon]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", ["open", "psk", "tls"])
-def test_a_daemon_connects_to_a_daemon(
-    mode: str, daemons: dict[str, Daemon], modes: Modes, tmp_path: Path
-) -> None:
-    """Frames go in both directions: a HELLO, and what the other lane answers."""
+def test_a_daemon_connects_to_a_daemon(mode: str, daemons: dict[str, Daemon], modes: Modes) -> None:
+    """A log goes in one direction, confirmations come in the other: else there is no receipt."""
     other = daemons[mode]
-    header, payload = hello(0, 1, 4_096)
-    with Obedient(tmp_path, *modes.flags[mode]) as daemon:
-        daemon.dial(other.address, 1)
-        session = daemon.linked(other.address, 1)
-        wait_until(lambda: other.lane_total("connections") == 1, 5)
-        daemon.send(session, pack_header(header, KERNELS.crc32c) + payload)
-        other.wait_for_log("job 'bench' run 'run': 1 workers joined")
-        daemon.wait_for_log(f"session {session}, link 1 sent WELCOME")
+    reducer = incarnation_of(modes.dialer(mode, other.address, 1))
+    with (
+        Daemon(*modes.flags[mode]) as daemon,
+        lead(modes.dialer(mode, daemon.address), other.address, 1, reducer) as worker,
+    ):
+        worker.push_values()
+        assert worker.receive(MessageKind.RECEIPT).header.flags == Outcome.APPLIED
+        assert other.lane_total("connections") == 1
 
 
-def test_a_reducer_that_dies_ends_its_links(
-    modes: Modes, tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
-    with Obedient(tmp_path, *modes.flags["psk"]) as daemon:
-        with Daemon(*modes.flags["psk"]) as other:
-            daemon.dial(other.address)
-            session = daemon.linked(other.address)
-            other.signal(signal.SIGKILL)
-            other.wait()
-            daemon.wait_for_log(f"session {session}, link 1: the connection has ended")
-            daemon.dial(other.address)
-            daemon.wait_for_log(f"link 2: {other.address}, lane 0: connection refused")
+def test_a_reducer_that_dies_ends_its_links(modes: Modes, daemons: dict[str, Daemon]) -> None:
+    with Daemon(*modes.flags["psk"]) as daemon:
+        other = Daemon(*modes.flags["psk"])
+        try:
+            reducer = incarnation_of(modes.dialer("psk", other.address))
+            dialer = modes.dialer("psk", daemon.address)
+            with lead(dialer, other.address, 0, reducer) as worker:
+                worker.push_values()
+                worker.receive(MessageKind.RECEIPT)
+                assert daemon.lane_total("connections") == 2
+                other.kill()
+                worker.wait_for("alone")
+                daemon.wait_for_log(f"is lost: {other.address}, lane 0: connection refused")
+                assert daemon.lane_total("connections") == 1
+        finally:
+            other.kill()
         wait_until(lambda: daemon.lane_total("connections") == 0, 5)
 
 
-def test_a_daemon_drains_while_it_connects(
-    modes: Modes, tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
-    with Obedient(tmp_path, *modes.flags["psk"]) as daemon, Listener() as black_hole:
-        daemon.dial(black_hole.address)
-        black_hole.socket.settimeout(10)
+def test_a_daemon_drains_while_it_connects(modes: Modes, daemons: dict[str, Daemon]) -> None:
+    with (
+        Daemon(*modes.flags["psk"]) as daemon,
+        Listener() as black_hole,
+        lead(modes.dialer("psk", daemon.address), black_hole.address),
+    ):
+        black_hole.socket.settimeout(SECONDS)
         far, _ = black_hole.socket.accept()
         with far:
             start = time.monotonic()
@@ -174,7 +203,7 @@ def test_a_daemon_drains_while_it_connects(
             assert time.monotonic() - start < STEP_SECONDS + AT_ONCE
             while far.recv(1_000):
                 pass
-        assert f"link 1: {black_hole.address}, lane 0: this reducer is ending" in daemon.log
+        assert f"is lost: {black_hole.address}, lane 0: this reducer is ending" in daemon.log
         assert "unhandled" not in daemon.log and "Traceback" not in daemon.log
 
 

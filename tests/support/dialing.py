@@ -6,30 +6,50 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
 from reducer.core.members.session import Session
 from reducer.core.surface import events
+from reducer.core.tables.holdings import Holdings
+from reducer.core.tables.place import Place
 from reducer.server.data.buffers import BufferPool
 from reducer.server.data.shell import LaneShell
 from reducer.server.gates.dialer import Dialer
 from reducer.server.gates.proofs import Proof
 from reducer.server.lane.process import TICK_SECONDS
+from reducer.wire import messages
 from reducer.wire.codes import MessageKind
-from reducer.wire.header import PREFACE_SIZE, Header, pack_header, pack_preface
+from reducer.wire.header import (
+    HEADER_SIZE,
+    PREFACE_SIZE,
+    Header,
+    pack_header,
+    pack_preface,
+    unpack_header,
+)
+from reducer.wire.table_messages import Notice, TableCall
 from tests.support.bare_lane import BUDGET, KERNELS, bare_lane
+from tests.support.worker import frame_of
+
+M = TypeVar("M")
 
 uvloop.new_event_loop().close()  # the first one makes a pipe for the whole process
 WAIT_SECONDS = 10.0
 BYE = pack_header(Header(MessageKind.BYE), KERNELS.crc32c)
+FOLLOWS = frame_of(Notice("follow"))  # a backup's answer to `follow`
 
 
 class DialingLane:
-    """An asynchronous context manager. ``failures``: reasons of DialFailed, by link."""
+    """An asynchronous context manager. ``failures``: reasons of DialFailed, by link.
+
+    ``holdings``: the partitions whose backups the links lead to, by link. The lane's ticks do not
+    know them, so an attempt that fails is not made again.
+    """
 
     def __init__(self, proof: Proof) -> None:
         self.core = bare_lane(1 << 20)
@@ -37,6 +57,7 @@ class DialingLane:
         self.dialer = Dialer(proof, self.shell.link, self._feed)
         self.shell.executor.dial = self.dialer.dial
         self.failures: dict[int, str] = {}
+        self.holdings: dict[int, Holdings] = {}
         self._ticks: asyncio.Task[None]
 
     async def __aenter__(self) -> DialingLane:
@@ -59,15 +80,31 @@ class DialingLane:
         assert self.shell.counters.accepted == 0
 
     def dial(self, address: str, lane: int = 0, job: str = "job", times: int = 1) -> list[int]:
-        """Ask for connections, all in one list of outputs. Returns their links."""
+        """Lead partitions that have their backup there. All ask for connections in one list of
+        outputs. Returns their links.
+        """
         outputs: list[events.Output] = []
         links = []
-        for _ in range(times):
-            output = self.core._links.dial(address, lane, job)
-            links.append(output.link)
-            outputs.append(output)
+        context = self.core._tables._context
+        for partition in range(times):
+            holdings = Holdings(context, job, "run", partition, times)
+            holdings.lead(1, Place(address, lane, bytes(16)), False, time.monotonic(), outputs)
+            dial = outputs[-1]
+            assert isinstance(dial, events.Dial)
+            self.holdings[dial.link] = holdings
+            links.append(dial.link)
         self.shell.carry_out(outputs)
         return links
+
+    def give_up(self, link: int) -> None:
+        """The workers decide that the partition has no backup."""
+        outputs: list[events.Output] = []
+        self.holdings[link].lead(2, None, False, time.monotonic(), outputs)
+        self.shell.carry_out(outputs)
+
+    def follows(self, link: int) -> bool:
+        """Whether the other lane has answered `follow` on this link."""
+        return self.holdings[link].chain.session is not None
 
     async def linked(self, address: str, lane: int = 0, job: str = "job") -> Session:
         """The session of a new connection; AssertionError if it fails."""
@@ -90,9 +127,6 @@ class DialingLane:
     def links(self) -> dict[int, Session]:
         """The sessions of connections that stand, by link."""
         return {peer.link: peer for peer in self.core._roster.sessions.values() if peer.link}
-
-    def send(self, peer: Session, frame: bytes) -> None:
-        self.shell.carry_out([events.Send(0, (peer.id,), frame, None, 0)])
 
     def _feed(self, event: events.DialFailed) -> None:
         assert event.link not in self.failures, "a Dial was answered twice"
@@ -174,12 +208,20 @@ async def receive(sock: socket.socket, size: int) -> bytes:
     return data
 
 
+async def receive_message(sock: socket.socket, message: type[M]) -> M:
+    """The next frame, which is this message."""
+    header = unpack_header(await receive(sock, HEADER_SIZE), KERNELS.crc32c)
+    assert header.kind == messages.KIND_OF[message], MessageKind(header.kind)
+    return messages.decode(message, memoryview(await receive(sock, header.length)))
+
+
 @contextlib.asynccontextmanager
 async def linked_by_hand(lane: DialingLane) -> AsyncIterator[tuple[Session, socket.socket]]:
-    """A link in mode open, and the other end of its connection after the preface."""
+    """A link in mode open, and the other end of its connection after the preface and `follow`."""
     with Listener() as listener:
         (link,) = lane.dial(listener.address, 3)
         with await listener.accept() as far:
             assert await receive(far, PREFACE_SIZE) == pack_preface(3)
             await until(lambda: link in lane.links)
+            assert (await receive_message(far, TableCall)).call == "follow"
             yield lane.links[link], far

@@ -6,6 +6,7 @@ import struct
 
 from reducer.wire import messages
 from reducer.wire.codes import MessageKind
+from reducer.wire.decoder import Frame
 from reducer.wire.header import Header, pack_header
 from tests.support.checksum import crc32c
 
@@ -24,3 +25,9 @@ def control(message: messages.Message, **fields: int) -> bytes:
 def heartbeat(*entries: tuple[int, int], **fields: int) -> bytes:
     payload = b"".join(struct.pack("<QQ", key, position) for key, position in entries)
     return frame(Header(kind=MessageKind.HEARTBEAT, **fields), payload)
+
+
+def error_of(frames: list[Frame]) -> messages.Error:
+    """The only ERROR among these frames."""
+    (found,) = [each for each in frames if each.header.kind == MessageKind.ERROR]
+    return messages.decode(messages.Error, found.payload or b"")

@@ -75,12 +75,6 @@ class Reducers:
         assert self._daemons[index] is None
         self._daemons[index] = self._launch(self._ports[index])
 
-    def start_missing(self) -> None:
-        """Start all that do not run."""
-        for index, daemon in enumerate(self._daemons):
-            if daemon is None:
-                self.start(index)
-
     def freeze(self, index: int) -> None:
         for pid in self._pids(index):
             os.kill(pid, signal.SIGSTOP)

@@ -277,6 +277,10 @@ class SimLane:
             case (
                 events.Inspect() | events.Fill() | events.Apply() | events.Copy() | events.Average()
             ):
+                for value in output:
+                    for buffer in value if isinstance(value, tuple | list) else (value,):
+                        freed = isinstance(buffer, SimBuffer) and buffer.freed
+                        assert not freed, f"a freed buffer was used: {output}"
                 return [self.tables.run(output)]
             case events.Close(_, session, reason):
                 self.sessions[session].closed = reason

@@ -40,6 +40,13 @@ class TableLanes:
                 if session.lane is not dead:
                     session.disconnect("reset")
 
+    def break_links(self) -> None:
+        """All links end, with what is on its way."""
+        links, self._links = self._links, []
+        for _, out, _, back in links:
+            out.disconnect("reset")
+            back.disconnect("reset")
+
     def lead(
         self, worker: int, term: int, primary: str, backup: str = "", *, filling: bool = False
     ) -> TableWorker:
@@ -52,8 +59,12 @@ class TableLanes:
             fields["filling"] = filling
         return TableWorker(self.lanes[primary], worker, **fields)
 
-    def pump(self, rng: random.Random | None = None) -> None:
-        """Carry everything; with `rng`, some of it."""
+    def links_of(self, address: str) -> int:
+        """How many links lead to this lane."""
+        return sum(far == address for _, _, far, _ in self._links)
+
+    def pump(self, rng: random.Random | None = None, *, backwards: bool = True) -> None:
+        """Carry everything; with `rng`, some of it; without `backwards` no answer of a backup."""
         moved = True
         while moved:
             moved = self._dial()
@@ -62,6 +73,8 @@ class TableLanes:
                     continue
                 most = EVERYTHING if rng is None else rng.randrange(200_000)
                 for source, target in ((out, back), (back, out)):
+                    if source is back and not backwards:
+                        continue
                     data = source.take(most)
                     if data:
                         target.send(data)

@@ -1,9 +1,9 @@
-"""A worker that a test plays by hand against the tables of a SimLane."""
+"""A worker that a test plays by hand against the tables of a SimLane, or of a real lane."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 import numpy as np
@@ -17,7 +17,6 @@ from reducer.wire.header import NO_RANK, Header
 from reducer.wire.keys import key_id
 from reducer.wire.table_messages import Notice, TableCall
 from tests.support.frames import control, frame, heartbeat
-from tests.support.simlane import SimLane, SimSession
 
 Array = npt.NDArray[np.float32]
 SHARD = 16
@@ -31,16 +30,34 @@ def describe(of: Optimizer = UNIT_SGD, **fields: Any) -> TableCall:
     return TableCall("table", name="net", **{**known, **fields})
 
 
+class Session(Protocol):
+    """A connection to a lane. `closed`: why the lane has closed it."""
+
+    closed: str | None
+
+    def send(self, data: bytes) -> None: ...
+
+    def read(self) -> list[Frame]: ...
+
+    def disconnect(self, reason: str = ...) -> None: ...
+
+
+class Connects(Protocol):
+    """SimLane, or a lane of a daemon (`tests.support.wire_lane`)."""
+
+    def connect(self) -> Session: ...
+
+
 class TableWorker:
     """One worker on one lane. `frames`: what it was sent and the test has not taken."""
 
     def __init__(
-        self, lane: SimLane, worker: int, start: int = 0, *, job: str = "job", **fields: Any
+        self, lane: Connects, worker: int, start: int = 0, *, job: str = "job", **fields: Any
     ) -> None:
         self.lane = lane
         self.worker = worker
         self.incarnation = bytes([worker % 256, start]) * 8
-        self.session: SimSession = lane.connect()
+        self.session: Session = lane.connect()
         self.frames: list[Frame] = []
         self.description = describe()
         self.send(

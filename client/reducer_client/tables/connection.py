@@ -24,8 +24,9 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Connection:
     """``take`` gets each frame that comes; its payload is valid until ``take`` returns.
 
-    ``unsent``: bytes that were put in and are not sent yet. ``heard_at``, ``sent_at``: when bytes
-    came and went for the last time.
+    ``unsent``: bytes that were put in and are not sent yet. ``sent_at``: when bytes were sent for
+    the last time. ``alive_at``: when the peer last showed that it is there: bytes came, or a socket
+    that was full took more, because the peer has received some.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class Connection:
         take: Callable[[Frame], None],
     ) -> None:
         self.unsent = 0
-        self.heard_at = self.sent_at = time.monotonic()
+        self.alive_at = self.sent_at = time.monotonic()
+        self._is_full = False
         self._sock = sock
         self._gathers = not isinstance(sock, ssl.SSLSocket)  # which has no sendmsg
         self._take = take
@@ -96,7 +98,7 @@ class Connection:
             while self._out:
                 self._drop_sent(self._send())
         except _WOULD_BLOCK:
-            pass
+            self._is_full = True
 
     def _send(self) -> int:
         if self._gathers:
@@ -106,6 +108,9 @@ class Connection:
     def _drop_sent(self, sent: int) -> None:
         self.unsent -= sent
         self.sent_at = time.monotonic()
+        if self._is_full:
+            self._is_full = False
+            self.alive_at = self.sent_at
         while sent:
             first = self._out.popleft()
             if sent < len(first):
@@ -130,5 +135,5 @@ class Connection:
         except _WOULD_BLOCK:
             pass
         if read:
-            self.heard_at = time.monotonic()
+            self.alive_at = time.monotonic()
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reducer.wire.codes import DType, Flag, MessageKind
-from reducer.wire.header import Header
+from reducer.wire.header import NO_RANK, Header
 from reducer_client.tables.layout import Layout, Vector
 from reducer_client.tables.outgoing import Item
 from reducer_client.tables.shared import Shared
@@ -58,7 +58,7 @@ class FirstValues:
             kind=MessageKind.PUSH,
             dtype=DType.FLOAT32,
             flags=int(Flag.VALUES),
-            rank=self._worker,
+            rank=self._worker & NO_RANK,  # a reader may bring those of a checkpoint
             root=root,
             chunk=shard,
             key=self._layout.key,

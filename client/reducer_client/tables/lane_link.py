@@ -310,12 +310,12 @@ class LaneLink:
 
     def _next_due(self, connection: Connection) -> float:
         now = time.monotonic()
-        due = min(connection.sent_at + self._heartbeat, connection.heard_at + self._limits.silence)
+        due = min(connection.sent_at + self._heartbeat, connection.alive_at + self._limits.silence)
         return max(0.0, due - now)
 
     def _look_at_clock(self, connection: Connection) -> None:
         now = time.monotonic()
-        if now - connection.heard_at >= self._limits.silence:
+        if now - connection.alive_at >= self._limits.silence:
             raise _SilentError(f"no byte came for {self._limits.silence:g} s")
         if now - connection.sent_at >= self._heartbeat and not connection.unsent and not self.cause:
             connection.put(Header(kind=MessageKind.HEARTBEAT))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
 import numpy as np
@@ -116,7 +117,7 @@ class Layout:
         return packed
 
     def empty_vector(self) -> Vector:
-        return np.empty(self.count, FLOAT32)
+        return np.empty(self.count, np.float32)
 
     def views(self, flat: Vector) -> dict[str, Vector]:
         """Each tensor as a view of a vector."""
@@ -198,11 +199,11 @@ def find_tensors(name: str, given: object) -> tuple[tuple[Tensor, ...], list[Arr
 
     Raises TypeError for other things and dtypes, ValueError for a name that comes twice.
     """
-    pairs = given.items() if isinstance(given, Mapping) else given
+    pairs: Any = given.items() if isinstance(given, Mapping) else given
     tensors: dict[str, Tensor] = {}
     arrays = []
     try:
-        listed = [(key, value) for key, value in pairs]  # type: ignore[attr-defined]
+        listed = [(key, value) for key, value in pairs]
     except (TypeError, ValueError):
         raise TypeError(
             f"table {name!r}: expected {{name: array}} or pairs (name, array), got "

@@ -79,12 +79,13 @@ class TableState:
             lanes.call(each, describe(each), self.key, partial(self._described, each))
             for each in self.partitions
         ]
+        if self.is_reader:  # it brings the values of a checkpoint
+            return calls
         # Number 0 changes nothing. The answer has the number of the last change: a worker that
         # starts again must count on from there.
         message = TableCall("rate", name=self.description.layout.name, rate=0.0, number=0)
-        return calls + [
-            lanes.call(each, message, self.key, self.note_rate) for each in self.partitions
-        ]
+        asked = [lanes.call(each, message, self.key, self.note_rate) for each in self.partitions]
+        return calls + asked
 
     def note_rate(self, notice: Notice) -> None:
         """A lane tells the learning rate, and the number of its last change."""

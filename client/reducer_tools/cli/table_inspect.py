@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reducer.columns import aligned
-from reducer.status.table import amount, duration
+from reducer.status.amounts import amount, duration
 from reducer.units import format_count
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reducer.columns import aligned
-from reducer.status.table import amount
+from reducer.status.amounts import amount
 from reducer_tools.cli.table_options import connected, reaching_tables
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reducer.status.table import amount
+from reducer.status.amounts import amount
 from reducer_tools.nccl import job_log, rdma
 from reducer_tools.nccl.advice import explain
 from reducer_tools.nccl.blockers import environment_rows

@@ -1,4 +1,4 @@
-"""The screen of `reducer top`: a table of the reducers, and for each run its late ranks."""
+"""The screen of `reducer top`: the reducers, the late ranks of each run, the tables of the jobs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reducer.status.amounts import amount, duration
 from reducer.status.late_ranks import RANKS_SHOWN, is_late
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
-from reducer.status.table import NO_RUN, amount, duration, now_text, run_text
+from reducer.status.table import NO_RUN, now_text, run_text
+from reducer.status.tables import TableStatus
+from reducer.status.tables_text import LEFT, by_run, cells, head, more_text, title
 from reducer_tools.top.rates import Change
 
 # A rank is late now if the others waited for it for at least this share of the time since the last
@@ -26,7 +29,11 @@ def picture(
     parts: list[RenderableType] = [_reducers(asked, summary, errors, change)]
     for run in summary.runs:
         parts += [Text(), *_run(run, change.waits.get((run.job, run.run_id), {}))]
-    if summary.reducers and not summary.runs:
+    for (job, run_id), tables in by_run(summary.tables).items():
+        parts += [Text(), Text(title(job, run_id, tables), "bold"), _tables(tables, change)]
+    if summary.more_tables:
+        parts.append(Text(more_text(summary.more_tables)))
+    if summary.reducers and not summary.runs and not summary.tables:
         parts += [Text(), Text(NO_RUN)]
     return Group(*parts)
 
@@ -37,6 +44,20 @@ def _table(*columns: str, left: int) -> Table:
         is_left = index < left or index == len(columns) - 1
         table.add_column(name, justify="left" if is_left else "right", no_wrap=True)
     return table
+
+
+def _tables(tables: Sequence[TableStatus], change: Change) -> Table:
+    shown = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True, header_style="bold")
+    for index, name in enumerate(names := head("UPDATES/s")):
+        is_last = index == len(names) - 1  # the only one that gives way on a narrow terminal
+        is_left = index in LEFT
+        shown.add_column(name, justify="left" if is_left else "right", no_wrap=not is_last)
+    for table in tables:
+        rate = change.updates.get(table.key)
+        row = cells(table, "-" if rate is None else f"{rate:,.1f}")
+        style = "bold red" if table.late else ""
+        shown.add_row(*map(Text, row[:-1]), Text(row[-1], style))
+    return shown
 
 
 def _reducers(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reducer.status.summary import ReducerStatus, RunStatus, Summary
+from reducer.status.tables import TableStatus
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class Change:
         rates: by address of the reducer.
         waits: by (job, run id), then by rank: the fraction of the time between the summaries during
             which at least half of the ranks waited for this rank.
+        updates: by (job, run id, table): updates of the whole table per second.
     """
 
     rates: Mapping[str, Rates]
     waits: Mapping[tuple[str, str], Mapping[int, float]]
+    updates: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
 
 def change(before: Summary, now: Summary) -> Change:
@@ -47,7 +50,26 @@ def change(before: Summary, now: Summary) -> Change:
         for run in now.runs
         if (key := (run.job, run.run_id)) in old_runs and run.seconds > old_runs[key].seconds
     }
-    return Change(rates, waits)
+    return Change(rates, waits, _updates(before, now))
+
+
+def _updates(before: Summary, now: Summary) -> dict[tuple[str, str, str], float]:
+    clocks = {reducer.address: reducer.clock for reducer in before.reducers}
+    seconds = max(
+        (r.clock - clocks[r.address] for r in now.reducers if r.address in clocks), default=0
+    )
+    old = {table.key: table for table in before.tables}
+    if seconds <= 0:
+        return {}
+    return {
+        table.key: max(0.0, table.updates - old[table.key].updates) / seconds
+        for table in now.tables
+        if table.key in old and _same_lanes(old[table.key], table)
+    }
+
+
+def _same_lanes(before: TableStatus, now: TableStatus) -> bool:
+    return (before.lanes, before.shards) == (now.lanes, now.shards)
 
 
 def _rates(before: ReducerStatus, now: ReducerStatus) -> Rates:

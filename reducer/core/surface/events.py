@@ -455,7 +455,8 @@ class Wait(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A round is over on this lane; only with `LaneSettings.traced`. `key` is a label.
+    """A round, or a step of a table (then `run` is 0), is over on this lane; only with
+    `LaneSettings.traced`. `key` is a label.
 
     `wait` is the longest wait of the round. The last contribution came at `all_in_at`. All times
     come from the `now` of `handle`.

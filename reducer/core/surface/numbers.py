@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reducer.core.surface.table_numbers import TablePart
+
 # (rank, number) or (bucket, count).
 Rows = Sequence[Sequence[float]]
 
@@ -113,7 +115,7 @@ class FormingPart:
     forming: FormingReport
 
 
-Part = RunPart | FormingPart
+Part = RunPart | FormingPart | TablePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class CoreNumbers:
     lane: int
     sessions: int
     forming: int
+    tables: int
     errors: Mapping[str, int]
     reserved_bytes: int
     budget_bytes: int

@@ -58,6 +58,7 @@ class LogEntry:
 
 class Chain:
     """`backup`: where the log goes; None: nowhere. `is_filling`: it is a spare, no backup yet.
+    `begun`: the term in which this log began; a place may have another log of this lane.
 
     `session`: the link to it, once it has said from where on it wants the log. `unshipped`: what a
     spare does not have yet, as (table, shard): changes of that are not logged.
@@ -65,6 +66,7 @@ class Chain:
 
     def __init__(self, crc: Crc) -> None:
         self.term = 0
+        self.begun = 0
         self.backup: Place | None = None
         self.is_filling = False
         self.session: int | None = None
@@ -143,12 +145,13 @@ class Chain:
 
     # --- the link -------------------------------------------------------------------------------
 
-    def linked(self, session: int, has: int, out: list[Output]) -> None:
+    def linked(self, session: int, has: int, now: float, out: list[Output]) -> None:
         """The place has the log up to `has`: send what follows."""
         self.session = session
         self._has_begun = True
         for entry in list(self._entries)[max(0, has - self.acked) :]:
             out.append(_send(session, entry))
+        self.confirm(has, now, out)  # LOGGED may have been lost with the link before
 
     def unlinked(self) -> None:
         self.session = None
@@ -173,6 +176,7 @@ class Chain:
         self.is_filling = is_filling
         if backup == self.backup:
             return False
+        self.begun = term
         self.backup = None
         self.session, self._has_begun = None, False
         entries, self._entries = self._entries, deque()

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 
 class Clocks:
-    """`least`: every worker has ended this many clocks."""
+    """`least`: every worker has ended this many clocks. `top`: the most that any worker has."""
 
-    __slots__ = ("_awaited", "_of", "_top", "least")
+    __slots__ = ("_awaited", "_of", "least", "top")
 
     def __init__(self, founders: int) -> None:
         self._awaited = founders
         self._of: dict[int, int] = {}
-        self._top = 0  # the greatest clock that any worker has had
+        self.top = 0
         self.least = 0
 
     def seat(self, worker: int) -> int:
         """Take a worker in, unless it is seated. Returns its clock."""
         if worker not in self._of:
-            self._of[worker] = 0 if self._awaited > 0 else self._top
+            self._of[worker] = 0 if self._awaited > 0 else self.top
             self._awaited -= 1
             self._update()
         return self._of[worker]
@@ -35,7 +35,7 @@ class Clocks:
         if worker not in self._of or clock <= self._of[worker]:
             return False
         self._of[worker] = clock
-        self._top = max(self._top, clock)
+        self.top = max(self.top, clock)
         return self._update()
 
     def restore(self, worker: int, clock: int) -> None:
@@ -43,7 +43,7 @@ class Clocks:
         if worker not in self._of:
             self._awaited -= 1
         self._of[worker] = max(clock, self._of.get(worker, 0))
-        self._top = max(self._top, clock)
+        self.top = max(self.top, clock)
         self._update()
 
     def leave(self, worker: int) -> bool:
@@ -59,7 +59,7 @@ class Clocks:
     def _update(self) -> bool:
         if self._awaited > 0:
             return False
-        least = min(self._of.values()) if self._of else self._top
+        least = min(self._of.values()) if self._of else self.top
         if least <= self.least:
             return False
         self.least = least

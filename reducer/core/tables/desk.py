@@ -86,6 +86,11 @@ class TableDesk:
     def is_empty(self) -> bool:
         return not self._holdings
 
+    @property
+    def tables(self) -> int:
+        """How many tables the lane has."""
+        return sum([len(holdings.by_key) for holdings in self._holdings.values()])
+
     def room(self, session: int) -> int:
         """How many bytes may wait for the session."""
         if session in self._links:
@@ -157,16 +162,19 @@ class TableDesk:
         ):
             raise EvictedError(f"{where} has the term {holdings.chain.term} at its backup")
         replica = None if holdings is None else holdings.replica
-        goes_on = replica is not None and replica.primary == call.incarnation
+        log = (call.incarnation, call.number)
+        goes_on = replica is not None and (replica.primary, replica.begun) == log
         if holdings is None or not goes_on:
             if not call.filling and call.term > 1:
                 raise StateLostError(f"{where} was never sent to this lane")
             if holdings is not None:
                 holdings.retire("the lane is filled anew", out)
+                holdings.replica = None  # a link to it carries nothing any more
+                holdings.link.reset(now, out)
             holdings = Holdings(
                 self._context, call.job, call.run_id, call.partition, call.partitions
             )
-            replica = holdings.replica = Replica(self._context, holdings, call.incarnation)
+            replica = holdings.replica = Replica(self._context, holdings, *log)
             self._holdings[key] = holdings
         assert replica is not None
         self._context.budget.take(call.job, room_of(self._settings.credit), "a log")
@@ -209,6 +217,7 @@ class TableDesk:
         seat, holdings = self._seats[session]
         worker = holdings.workers.find(seat.worker)
         if worker is not None and worker.seat is seat:
+            worker.has_left = True
             holdings.put_out(worker, now, out)
 
     def tick(self, now: float) -> list[Output]:
@@ -286,6 +295,7 @@ class TableDesk:
             return
         table, shard = self._place(seat, holdings, header)
         seat.unanswered += header.length
+        table.counts.bytes_in += header.length
         if header.flags & VALUES:
             holdings.updates.take_values(table, shard, seat, header, buffer, now, out)
         elif table.steps is not None:
@@ -371,6 +381,9 @@ class TableDesk:
             raise ProtocolError("a reader cannot change a learning rate")
         if request.call.rate < 0:
             raise ProtocolError(f"table {table.name!r}: the call names no learning rate")
+        if request.call.number <= table.rate_number:  # a repeat, or a question
+            self.rated(request, table, out)
+            return
         then = _Rated(self, request, table)
         call = TableCall(
             "rate", name=table.name, rate=request.call.rate, number=request.call.number
@@ -379,8 +392,7 @@ class TableDesk:
 
     def rated(self, request: Request, table: Table, out: list[Output]) -> None:
         """The learning rate is durable."""
-        if request.call.number > table.rate_number:
-            table.rate, table.rate_number = request.call.rate, request.call.number
+        table.set_rate(request.call.rate, request.call.number)
         answer = replace(table.described("rate"), version=table.rate_number)
         self._answer(request, answer, out)
 

@@ -5,6 +5,8 @@ Laws:
 - A backup that cannot be reached holds everything up, until the workers name another one by a new
   term. So the primary tells them at once, and again and again (news `alone`).
 - A primary that its backup calls replaced ends: another lane has the partition.
+- A place that has the whole log is not filled again when the workers call it a spare: they have
+  taken it for lost, and it was not.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from reducer.core.tables.partition import Partition
 from reducer.core.tables.refill import Refill
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.errors import ProtocolError
 from reducer.wire.table_messages import Notice, TableCall
 
 FIRST_WAIT: Final = 0.02  # before the next attempt to connect; doubled each time
@@ -44,6 +47,7 @@ class Link(LinkEvents):
         self._beat_at = 0.0
         self._heard_at = 0.0
         self._is_lost = False
+        self._is_whole = False  # the place has everything
 
     def reset(self, now: float, out: list[Output]) -> None:
         """The log goes to another place, or nowhere."""
@@ -53,6 +57,7 @@ class Link(LinkEvents):
         self._dialing = self._session = 0
         self._wait = FIRST_WAIT
         self._is_lost = False
+        self._is_whole = not self._chain.is_filling
         self.refill = None
         self.maybe_dial(now, out)
 
@@ -77,6 +82,7 @@ class Link(LinkEvents):
             "follow", job=partition.job, run_id=partition.run_id, partition=partition.partition,
             partitions=partition.partitions, term=self._chain.term, reducer=place.reducer,
             incarnation=self._context.settings.incarnation, filling=self._chain.is_filling,
+            number=self._chain.begun,
         )  # fmt: skip
         frame = control_frame(call, self._context.crc, key=1)
         out.append(Send(0, (session,), frame, None, 0))
@@ -84,23 +90,26 @@ class Link(LinkEvents):
     def failed(self, reason: str, now: float, out: list[Output]) -> None:
         """The place was not reached."""
         self._dialing = 0
-        self._next_try = now + self._wait
-        self._wait = min(LONGEST_WAIT, 2 * self._wait)
-        self._lose(reason, out)
+        self._wait_and_tell(reason, now, out)
 
     def disconnected(self, reason: str, now: float, out: list[Output]) -> None:
+        """The connection broke. It is made again, and the place is not lost yet if it followed."""
         self._session = 0
+        if self._chain.session is None:
+            self._wait_and_tell(reason, now, out)
+        else:
+            self._next_try = now + FIRST_WAIT
         self._chain.unlinked()
-        self.maybe_dial(now, out)
 
     def notice(self, notice: Notice, now: float, out: list[Output]) -> None:
-        """The answer to `follow`."""
+        """The answer to `follow`. Raises ProtocolError for any other."""
+        if notice.call != "follow":
+            raise ProtocolError(f"the notice {notice.call} came on a link between lanes")
         self._heard_at = now
         self._wait = FIRST_WAIT
         self._is_lost = False
-        is_first = self._chain.is_filling and self.refill is None
-        self._chain.linked(self._session, notice.version, out)
-        if is_first:
+        self._chain.linked(self._session, notice.version, now, out)
+        if not self._is_whole and self.refill is None:
             self.refill = Refill(self._context, self._partition)
             self.refill.begin(now, out)
 
@@ -120,9 +129,7 @@ class Link(LinkEvents):
         if error.code == ErrorCode.EVICTED:
             self._partition.retire(error.message, out)
             return
-        self._next_try = now + self._wait
-        self._wait = min(LONGEST_WAIT, 2 * self._wait)
-        self._lose(error.message, out)
+        self._wait_and_tell(error.message, now, out)
 
     def tick(self, now: float, out: list[Output]) -> None:
         if self._chain.backup is None:
@@ -145,8 +152,15 @@ class Link(LinkEvents):
             self._tell("alone", out)
         if self.refill is not None:
             self.refill.go_on(now, out)
-            if self.refill.is_over and self._chain.is_filling:
-                self._tell("filled", out)
+            self._is_whole = self.refill.is_over
+        if self._chain.is_filling and self._is_whole and self._chain.session is not None:
+            self._tell("filled", out)
+
+    def _wait_and_tell(self, reason: str, now: float, out: list[Output]) -> None:
+        """The place is lost. The next attempt waits, each time longer."""
+        self._next_try = now + self._wait
+        self._wait = min(LONGEST_WAIT, 2 * self._wait)
+        self._lose(reason, out)
 
     def _lose(self, reason: str, out: list[Output]) -> None:
         if not self._is_lost:

@@ -49,6 +49,37 @@ class StepOwner:
         self._base = 0
         self._generation = 0
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a set may be smaller than the table's workers."""
+        return not self._all
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def absent(self) -> int:
+        """How many workers must still come before the first step."""
+        return max(0, self._awaited - len(self._seen))
+
+    @property
+    def size(self) -> int:
+        """How many workers take part in the table's steps."""
+        return len(self._members)
+
+    def members(self) -> list[int]:
+        """Who takes part in the table's steps, ascending."""
+        return sorted(self._members)
+
+    def entered(self) -> list[int]:
+        """Who has entered the open step, in the order of arrival."""
+        return list(self._entered)
+
+    def awaited(self) -> list[int]:
+        """Who has not entered the open step, ascending; nobody once the set is decided."""
+        return [] if self.set is not None else sorted(self._members - self._entered.keys())
+
     def begin_at(self, step: int) -> None:
         """The table was restored: its first step is this one."""
         self.step = max(self.step, step)

@@ -43,7 +43,7 @@ class Partition:
         self.context = context
         self.reads = Reads(context)
         self.updates = Updates(context, self.reads, self.chain)
-        self.stepping = Stepping(context, self.reads, self.chain)
+        self.stepping = Stepping(context, self.reads, self.chain, job)
 
     def find(self, name: str) -> Table:
         for table in self.by_key.values():

@@ -98,6 +98,7 @@ class _Copied(Sequel):
         assert isinstance(event, Copied)
         seat, shard = self._pull.seat, self._shard
         seat.unanswered -= shard.size
+        self._table.counts.bytes_out += shard.size
         frame = frames.value(
             seat.session, self._context.crc, self._table.key, shard.number, self._pull.number,
             self._array, self._version, self._clock, event.buffer, shard.size, event.crc,

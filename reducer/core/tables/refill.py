@@ -6,10 +6,11 @@ the log. A shard whose step is committed and not applied yet waits for that.
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from reducer.core.surface.buffer import Buffer
-from reducer.core.surface.events import Close, Copied, Copy, Free, Log, Output, TableEffect
+from reducer.core.surface.events import Copied, Copy, Free, Log, Output, TableEffect
 from reducer.core.tables.chain import Durable
 from reducer.core.tables.context import Context
 from reducer.core.tables.partition import Partition
@@ -152,12 +153,14 @@ class Refill:
         self._on_the_way -= size
         self.go_on(now, out)
 
-    def failed(self, error: Exception, out: list[Output]) -> None:
-        """A copy was not made: the link begins anew."""
-        text = f"a spare could not be filled: {error}"
-        out.append(Log(0, 40, text, error=error))
-        if self._chain.session is not None:
-            out.append(Close(0, self._chain.session, text, at_once=True))
+    def failed(
+        self, table: Table, shard: Shard, copies: int, error: Exception, out: list[Output]
+    ) -> None:
+        """A copy was not made, for lack of memory: the next tick tries again."""
+        self._on_the_way -= shard.size * copies
+        self._waiting.append((table, shard))
+        text = f"job {self._partition.job!r}: a spare waits for memory: {error}"
+        out.append(Log(0, logging.WARNING, text, {"job": self._partition.job}))
 
 
 class _Ship(Sequel):
@@ -183,8 +186,9 @@ class _Ship(Sequel):
         if self._copies:
             out.append(Free(0, tuple([buffer for buffer, _ in self._copies])))
             self._copies = []
+        if self._wanted > 0:  # else a copy of the shard has failed before
+            self._refill.failed(self._table, self._shard, self._wanted, error, out)
         self._wanted = -1
-        self._refill.failed(error, out)
 
 
 class _Shipped(Durable):

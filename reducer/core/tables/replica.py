@@ -34,12 +34,15 @@ _LOGGED: Final = int(MessageKind.LOGGED)
 
 
 class Replica:
-    """`position`: of the last entry. `session`: the primary's link; `primary`: its incarnation."""
+    """`position`: of the last entry. `session`: the primary's link; `primary`: its incarnation.
+    `begun`: the term in which the log began.
+    """
 
-    def __init__(self, context: Context, partition: Partition, primary: bytes) -> None:
+    def __init__(self, context: Context, partition: Partition, primary: bytes, begun: int) -> None:
         self.position = 0
         self.session = 0
         self.primary = primary
+        self.begun = begun
         self._context = context
         self._partition = partition
 
@@ -64,12 +67,12 @@ class Replica:
         return True
 
     def take(self, header: Header, buffer: Buffer | None, now: float, out: list[Output]) -> None:
-        """Raises ProtocolError; the buffer is then still the caller's."""
+        """Raises ProtocolError: then the entry is not taken, and its buffer is the caller's."""
         if buffer is None and header.length == 0:
             self.admit_outcome(header)
         if header.stable > self.position:
-            self.position = header.stable
             self._take(header, buffer, now, out)
+            self.position = header.stable
         ack = Header(_LOGGED, round=self.position, route=header.route)
         frame = pack_header(ack, self._context.crc)
         out.append(Send(0, (self.session,), frame, None, 0))
@@ -90,8 +93,8 @@ class Replica:
             raise ProtocolError("an entry of a log was discarded")
         elif kind == _CALL:
             call = decode(TableCall, buffer.view[: header.length])
-            out.append(Free(0, (buffer,)))
             self._call(call, header.rank, now, out)
+            out.append(Free(0, (buffer,)))
         elif kind == _VALUES:
             table, shard = self._place(header)
             self._partition.updates.keep_values(shard, header.root, buffer, header.count)
@@ -162,8 +165,7 @@ class Replica:
             if clocks is not None:
                 clocks.restore(worker, call.clock)
         elif call.call == "rate":
-            table = partition.find(call.name)
-            table.rate, table.rate_number = call.rate, call.number
+            partition.find(call.name).set_rate(call.rate, call.number)
         elif call.call == "set":
             self._set(partition.find(call.name), call, out)
         elif call.call == "commit":

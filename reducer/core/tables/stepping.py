@@ -50,13 +50,16 @@ _APPLIED = int(Outcome.APPLIED)
 _DROPPED = int(Outcome.DROPPED)
 _HELD = int(Outcome.HELD)
 NO_WORKER = -1
+_REFUSED = int(Outcome.REFUSED)
 
 
 class Stepping:
     """Takes contributions to steps, and the calls `enter`, `set`, `folded` and `commit`."""
 
-    def __init__(self, context: Context, reads: Reads, chain: Chain) -> None:
+    def __init__(self, context: Context, reads: Reads, chain: Chain, job: str) -> None:
         self._context = context
+        self._job = job
+        self._is_traced = context.settings.traced
         self._reads = reads
         self._chain = chain
 
@@ -106,9 +109,11 @@ class Stepping:
         buffer: Buffer,
         step: int,
         is_within: bool,
+        now: float,
         out: list[Output],
     ) -> None:
         if not is_within:
+            table.counts.count(_REFUSED, 0)
             text = (
                 f"{seat} contributed values to step {step} of table {table.name!r} that are not "
                 "finite, or 2^63 or more"
@@ -122,6 +127,8 @@ class Stepping:
                 Close(0, seat.session, text),
             ]
             return
+        if table.owner is not None and table.watch is not None and self._is_traced:
+            table.watch.heard(table.owner, seat.worker, now)
         _sums(table).keep(shard.number, seat.worker, buffer)
         self._answer(table, shard, seat, step, _HELD, out)
         self._maybe_average(table, shard, out)
@@ -136,6 +143,8 @@ class Stepping:
         if owner is None:
             raise ProtocolError(f"this lane does not decide the steps of table {table.name!r}")
         decided = owner.enter(seat.worker, call.step, call.weight)
+        if decided is not None and table.watch is not None:
+            table.watch.entered(owner, seat.worker, now)
         if decided is None:
             self._say(table, "late", call.step, 0, (seat.session,), out)
         elif decided:
@@ -242,6 +251,8 @@ class Stepping:
         if owner is None:
             raise ProtocolError(f"this lane does not decide the steps of table {table.name!r}")
         if owner.commit(call.step, call.generation):
+            assert owner.last is not None and table.watch is not None
+            table.watch.committed(owner, self._job, now, self._is_traced, out)
             self.commit(table, call.step, call.generation, now, out)
 
     def commit(
@@ -428,6 +439,7 @@ class _Inspected(Sequel):
             self._buffer,
             self._step,
             event.is_within,
+            now,
             out,
         )
 

@@ -10,6 +10,7 @@ from reducer.core.tables.owner import StepOwner
 from reducer.core.tables.shard import Shard
 from reducer.core.tables.spec import Spec
 from reducer.core.tables.step import StepSums
+from reducer.core.tables.step_watch import StepWatch
 from reducer.core.tables.workers import Workers
 from reducer.wire.codes import Outcome
 from reducer.wire.table_messages import Notice
@@ -19,20 +20,29 @@ SHARD_BYTES: Final = 2_048
 
 
 class Counts:
-    """What a table has counted. `staleness`: updates by the power of two above their staleness."""
+    """What a table has counted. `staleness`: updates by the power of two above their staleness.
 
-    __slots__ = ("applied", "dropped", "refused", "spoilt", "staleness")
+    `stale`: the sum of their staleness. `bytes_in`: payload of pushes, `bytes_out` of values.
+    """
+
+    __slots__ = (
+        "applied", "bytes_in", "bytes_out", "dropped", "refused", "spoilt", "stale", "staleness",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.applied = 0
         self.dropped = 0
         self.refused = 0
         self.spoilt = 0  # updates that overflowed a parameter or a slot
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.stale = 0
         self.staleness: dict[int, int] = {}
 
     def count(self, outcome: int, staleness: int) -> None:
         if outcome == Outcome.APPLIED:
             self.applied += 1
+            self.stale += staleness
             power = staleness.bit_length()
             self.staleness[power] = self.staleness.get(power, 0) + 1
         elif outcome == Outcome.DROPPED:
@@ -45,13 +55,13 @@ class Table:
     """`rate`: the present learning rate, None for the optimizer's own. `reserved`: bytes.
 
     `unready`: how many shards have no values yet. `committed`: the last step of mode step.
-    `clocks` of mode ssp and async, `steps` and `owner` of mode step; `owner` only on the lane that
-    has shard 0.
+    `clocks` of mode ssp and async, `steps` and `owner` of mode step; `owner` and its `watch` only
+    on the lane that has shard 0.
     """
 
     __slots__ = (
         "clocks", "committed", "contributors", "counts", "key", "name", "owner", "rate",
-        "rate_number", "reserved", "shards", "spec", "steps", "unready", "workers",
+        "rate_number", "reserved", "shards", "spec", "steps", "unready", "watch", "workers",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, workers: Workers) -> None:
@@ -76,6 +86,7 @@ class Table:
         self.steps = StepSums() if is_step else None
         has_first = is_step and spec.owns_steps
         self.owner = StepOwner(call.quorum, call.workers, call.bound) if has_first else None
+        self.watch = StepWatch(call, spec.part) if has_first else None
 
     @property
     def is_ready(self) -> bool:
@@ -89,6 +100,11 @@ class Table:
     @property
     def least_clock(self) -> int:
         return 0 if self.clocks is None else self.clocks.least
+
+    def set_rate(self, rate: float, number: int) -> None:
+        """A learning rate holds unless one of this or a greater number is known."""
+        if number > self.rate_number:
+            self.rate, self.rate_number = rate, number
 
     def buffers(self) -> list[Buffer]:
         """All memory of the table, contributions included."""

@@ -33,10 +33,10 @@ class Seat:
 class Worker:
     """A worker's present incarnation. `seat`: its connection; None since `gone_at`.
 
-    `is_in`: it takes part in clocks and steps.
+    `is_in`: it takes part in clocks and steps. `has_left`: it has said goodbye.
     """
 
-    __slots__ = ("gone_at", "incarnation", "is_in", "number", "sealed", "seat")
+    __slots__ = ("gone_at", "has_left", "incarnation", "is_in", "number", "sealed", "seat")
 
     def __init__(self, number: int, incarnation: bytes) -> None:
         self.number = number
@@ -45,6 +45,7 @@ class Worker:
         self.seat: Seat | None = None
         self.gone_at = 0.0
         self.is_in = True
+        self.has_left = False
 
 
 class Workers:
@@ -85,6 +86,7 @@ class Workers:
             worker.sealed = [*worker.sealed[1 - SEALED :], worker.incarnation]
             worker.incarnation = seat.incarnation
         worker.is_in = True
+        worker.has_left = False
         return worker, replaced, is_new
 
     def learn(self, number: int, incarnation: bytes) -> None:

@@ -1,62 +1,31 @@
-"""Every Prometheus series of the daemon, declared only here (METRICS.md lists them).
+"""Every Prometheus series of the daemon, declared here and in `table_metrics` (METRICS.md lists
+them).
 
 The lanes count; a scrape asks each lane for a snapshot and renders it. This module keeps no
 numbers, so the series of a job end with the job. The label of a job is not called `job`, because
 Prometheus has a label of that name for every target. A group of a job's workers has its own label,
 `JOB#GROUP`, because the group numbers its ranks differently. Labels are bounded: jobs by
 --max-total-runs, ranks by MAX_RANKS for each run and by MAX_RANKS_OF_JOB for each job, on each lane
-(`reducer.core.measures.ranking`), causes and codes by the code.
+(`reducer.core.measures.ranking`), tables by MAX_TABLES and MAX_TABLES_OF_JOB on each lane
+(`reducer.core.table_report`), causes and codes by the code.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Literal
 
 from prometheus_client import generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from reducer.core.measures.durations import BOUNDS
+from reducer.server.daemon import table_metrics
+from reducer.server.daemon.series import Row, Series, family, labelled
 from reducer.server.pipe.snapshot import JobNumbers, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-Row = tuple[tuple[str, ...], float]
-Kind = Literal["counter", "gauge", "histogram"]
-# How to combine the numbers of several lanes or reducers: all lanes see a round, one lane sees a
-# byte.
-Over = Literal["sum", "max", "-"]
-
-
-@dataclass(frozen=True)
-class Series:
-    """One family; ``field`` is the name of its number in a part of the snapshot."""
-
-    field: str
-    name: str
-    help: str
-    kind: Kind = "gauge"
-    over: Over = "sum"
-    labels: tuple[str, ...] = ()
-
-    @property
-    def exposed(self) -> str:
-        """The name of a series in a scrape, without the suffixes of a histogram."""
-        return f"{self.name}_total" if self.kind == "counter" else self.name
-
-
-def _labelled(labels: tuple[str, ...], *rows: tuple[Any, ...]) -> tuple[Series, ...]:
-    return tuple(replace(Series(*row), labels=labels) for row in rows)
-
 
 # fmt: off
 _INFO = Series("version", "reducer_info", "1; release, protocol and mode of the daemon.",
@@ -101,7 +70,7 @@ _ROUND_SECONDS = Series("round_seconds", "reducer_round_seconds",
                         "Time from a round's first contribution on the lane to its last result.",
                         "histogram", labels=("job_name", "lane"))
 
-_DAEMON_SERIES = _labelled((),
+_DAEMON_SERIES = labelled((),
     ("ready", "reducer_ready",
      "1 while workers may connect; 0 while the daemon drains or restarts a lane.", "gauge", "-"),
     ("wall_ready", "reducer_start_time_seconds",
@@ -111,14 +80,14 @@ _DAEMON_SERIES = _labelled((),
      "counter"),
 )
 
-_PROCESS_SERIES = _labelled(("process",),
+_PROCESS_SERIES = labelled(("process",),
     ("cpu_seconds", "reducer_process_cpu_seconds",
      "CPU time of the main process and of each lane. Full load of a lane is 1; in mode tls more.",
      "counter"),
     ("resident_bytes", "reducer_process_resident_bytes", "Resident memory of the process."),
 )
 
-_LANE_SERIES = _labelled(("lane",),
+_LANE_SERIES = labelled(("lane",),
     ("connections", "reducer_connections", "Connections of workers."),
     ("accepted", "reducer_lane_accepted", "Connections that the lane has taken over.", "counter"),
     ("unpassed", "reducer_lane_unpassed", "Connections lost for lack of descriptors.", "counter"),
@@ -133,6 +102,7 @@ _LANE_SERIES = _labelled(("lane",),
      "Log lines left out because their job had used up its share of the log.", "counter"),
     ("sessions", "reducer_sessions", "Sessions of workers in the core."),
     ("forming", "reducer_forming_runs", "Runs that wait for ranks to join.", "gauge", "max"),
+    ("tables", "reducer_tables", "Tables of which the lane has shards.", "gauge", "max"),
     ("registry_records", "reducer_registry_records",
      "Records in the registry (--registry); lane 0 has them."),
     ("reserved_bytes", "reducer_reserved_bytes", "Memory reserved for the jobs."),
@@ -147,7 +117,7 @@ _LANE_SERIES = _labelled(("lane",),
      "gauge", "max"),
 )
 
-_JOB_SERIES = _labelled(("job_name", "lane"),
+_JOB_SERIES = labelled(("job_name", "lane"),
     ("bytes_in", "reducer_job_received_bytes", "Payload received.", "counter"),
     ("bytes_out", "reducer_job_sent_bytes", "Payload sent.", "counter"),
     ("contributions", "reducer_contributions", "Contributions.", "counter"),
@@ -180,7 +150,7 @@ _JOB_SERIES = _labelled(("job_name", "lane"),
 )
 
 # From the report that `reducer status` shows, by run. Runs with one title are combined.
-_RUN_SERIES = _labelled(("job_name", "lane"),
+_RUN_SERIES = labelled(("job_name", "lane"),
     ("connected", "reducer_connected_ranks", "Ranks that are connected to the lane.", "gauge",
      "max"),
     ("oldest_seconds", "reducer_oldest_round_seconds",
@@ -190,7 +160,7 @@ _RUN_SERIES = _labelled(("job_name", "lane"),
 
 # By rank: for each job and lane the ranks with the largest numbers
 # (`reducer.core.measures.ranking.most`).
-_RANK_SERIES = _labelled(("job_name", "lane", "rank"),
+_RANK_SERIES = labelled(("job_name", "lane", "rank"),
     ("late", "reducer_last_rank", "Rounds in which the rank was last.", "counter", "max"),
     ("lateness", "reducer_rank_lateness_seconds",
      "Time in which at least half of the ranks were waiting for this rank.", "counter", "max"),
@@ -205,7 +175,7 @@ def catalogue() -> tuple[Series, ...]:
     return (
         _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, _METRICS_DROPPED, _RESTARTS,
         *_PROCESS_SERIES, *_LANE_SERIES, _ERRORS, *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS,
-        *_RANK_SERIES,
+        *_RANK_SERIES, *table_metrics.SERIES,
     )  # fmt: skip
 
 
@@ -221,23 +191,24 @@ class _SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._daemon()
         for series in _PROCESS_SERIES:
-            yield _family(series, self._process_rows(series.field))
+            yield family(series, self._process_rows(series.field))
         for series in _LANE_SERIES:
-            yield _family(series, self._lane_rows(series.field))
-        yield _family(_ERRORS, self._error_rows())
+            yield family(series, self._lane_rows(series.field))
+        yield family(_ERRORS, self._error_rows())
         for series in _JOB_SERIES:
-            yield _family(series, self._job_rows(series.field))
+            yield family(series, self._job_rows(series.field))
         for series in _RUN_SERIES:
-            yield _family(series, self._run_rows(series))
+            yield family(series, self._run_rows(series))
         yield self._round_seconds()
         for series in _RANK_SERIES:
-            yield _family(series, self._rank_rows(series.field))
+            yield family(series, self._rank_rows(series.field))
+        yield from table_metrics.collect(self._snapshot)
 
     def _daemon(self) -> Iterator[Metric]:
         found = self._snapshot
-        yield _family(_INFO, [((found.version, found.protocol, found.mode), 1)])
+        yield family(_INFO, [((found.version, found.protocol, found.mode), 1)])
         kinds = {(lane.numbers.kernels, str(lane.numbers.compiled).lower()) for lane in found.lanes}
-        yield _family(_KERNEL_INFO, [(kind, 1) for kind in sorted(kinds)])
+        yield family(_KERNEL_INFO, [(kind, 1) for kind in sorted(kinds)])
         dropped = found.dropped_log_lines
         dropped += sum(lane.numbers.dropped_log_lines for lane in found.lanes)
         numbers = {
@@ -247,11 +218,11 @@ class _SnapshotCollector(Collector):
             "dropped_log_lines": dropped,
         }
         for series in _DAEMON_SERIES:
-            yield _family(series, [((), numbers[series.field])])
+            yield family(series, [((), numbers[series.field])])
         refused = {**dict.fromkeys(REFUSAL_CAUSES, 0), **found.refused}
-        yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(refused.items())])
-        yield _family(_METRICS_DROPPED, [((c,), n) for c, n in found.metrics_dropped.items()])
-        yield _family(_RESTARTS, [((str(lane),), n) for lane, n in found.restarts.items()])
+        yield family(_REFUSED, [((cause,), n) for cause, n in sorted(refused.items())])
+        yield family(_METRICS_DROPPED, [((c,), n) for c, n in found.metrics_dropped.items()])
+        yield family(_RESTARTS, [((str(lane),), n) for lane, n in found.restarts.items()])
 
     def _process_rows(self, field: str) -> Iterator[Row]:
         yield ("main",), getattr(self._snapshot.usage, field)
@@ -288,15 +259,15 @@ class _SnapshotCollector(Collector):
 
     def _round_seconds(self) -> Metric:
         series = _ROUND_SECONDS
-        family = HistogramMetricFamily(series.name, series.help, labels=series.labels)
+        found = HistogramMetricFamily(series.name, series.help, labels=series.labels)
         ends = [*map(str, BOUNDS), "+Inf"]
         for labels, job in self._jobs():
             counts = [0] * len(ends)
             for place, count in job.numbers.round_counts:  # several times if runs share a title
                 counts[int(place)] += int(count)
             buckets = list(zip(ends, accumulate(counts), strict=True))
-            family.add_metric(labels, buckets, job.numbers.round_seconds)
-        return family
+            found.add_metric(labels, buckets, job.numbers.round_seconds)
+        return found
 
     def _rank_rows(self, field: str) -> Iterator[Row]:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
@@ -305,12 +276,3 @@ class _SnapshotCollector(Collector):
             for rank, value in getattr(job.numbers, field):
                 found[title, lane, str(rank)] += value
         yield from found.items()
-
-
-def _family(series: Series, rows: Iterable[Row]) -> Metric:
-    kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
-    family = kind(series.name, series.help, labels=series.labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    assert isinstance(family, Metric)
-    return family

@@ -18,9 +18,12 @@ from reducer.core.measures.ranking import MAX_RANKS
 from reducer.server.daemon.admin import Answer
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.status.summary import RunStatus, summarize
+from reducer.status.tables import TableStatus
+from reducer.status.tables_text import mode_text, now_text, staleness_text, version_text
 
 _FILE: Final = Path(__file__).with_name("status_page.html")
 MAX_RUNS: Final = 64
+MAX_TABLES: Final = 64
 
 
 @functools.cache
@@ -52,6 +55,8 @@ def numbers(address: str, port: int, snapshot: Snapshot) -> dict[str, Any]:
         "reducer": asdict(summary.reducers[0]),
         "runs": [_cut(run) for run in summary.runs[:MAX_RUNS]],
         "more_runs": max(0, len(summary.runs) - MAX_RUNS),
+        "tables": [_table(table) for table in summary.tables[:MAX_TABLES]],
+        "more_tables": summary.more_tables + max(0, len(summary.tables) - MAX_TABLES),
     }
 
 
@@ -59,4 +64,17 @@ def _cut(run: RunStatus) -> dict[str, Any]:
     found = asdict(run)
     found["ranks"] = found["ranks"][:MAX_RANKS]
     found["absent"] = found["absent"][:MAX_RANKS]
+    return found
+
+
+def _table(table: TableStatus) -> dict[str, Any]:
+    found = asdict(table)
+    found["lost"] = found["lost"][:MAX_RANKS]
+    found["late"] = found["late"][:MAX_RANKS]
+    found["texts"] = {
+        "mode": mode_text(table),
+        "version": version_text(table),
+        "staleness": staleness_text(table),
+        "now": now_text(table),
+    }
     return found

@@ -17,6 +17,7 @@ from reducer.core.surface.numbers import (
     RunReport,
     WaitingRound,
 )
+from reducer.core.surface.table_numbers import StepReport, TableNumbers, TablePart, TableReport
 from reducer.server.pipe.snapshot import JobNumbers, LaneNumbers, LaneReport, fields_of
 
 _encode = json.JSONEncoder(default=fields_of).encode
@@ -31,9 +32,17 @@ def part_of(found: dict[str, Any]) -> Part:
     """Reads one part of a report, as `line_of` has encoded it."""
     if "forming" in found:
         return FormingPart(FormingReport(**found["forming"]))
+    if "table" in found:
+        return _table_part(found["table"], found["numbers"])
     run = found["run"]
     run["waiting"] = [WaitingRound(**each) for each in run["waiting"]]
     return RunPart(RunReport(**run), RunNumbers(**found["numbers"]))
+
+
+def _table_part(table: dict[str, Any], numbers: dict[str, Any]) -> TablePart:
+    if table["open"] is not None:
+        table["open"] = StepReport(**table["open"])
+    return TablePart(TableReport(**table), TableNumbers(**numbers))
 
 
 def numbers_of(found: dict[str, Any]) -> LaneNumbers:
@@ -47,15 +56,19 @@ def put_together(numbers: LaneNumbers, parts: Iterable[Part]) -> LaneReport:
     jobs: dict[str, JobNumbers] = {}
     runs: list[RunReport] = []
     forming: list[FormingReport] = []
+    tables: list[TablePart] = []
     for part in parts:
         if isinstance(part, FormingPart):
             forming.append(part.forming)
+            continue
+        if isinstance(part, TablePart):
+            tables.append(part)
             continue
         runs.append(part.run)
         known = jobs.get(part.run.title)
         total = part.numbers if known is None else _sum(known.numbers, part.numbers)
         jobs[part.run.title] = JobNumbers(total, part.run.world_size)
-    return LaneReport(numbers, jobs, runs, forming)
+    return LaneReport(numbers, jobs, runs, forming, tables)
 
 
 def _sum(first: RunNumbers, second: RunNumbers) -> RunNumbers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from reducer.core.surface.numbers import CoreNumbers, FormingReport, RunNumbers, RunReport
+from reducer.core.surface.table_numbers import TablePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class LaneReport:
     jobs: Mapping[str, JobNumbers]
     runs: Sequence[RunReport]
     forming: Sequence[FormingReport]
+    tables: Sequence[TablePart]
 
     def as_json(self) -> dict[str, Any]:
         """Returns the lane as /api/stats shows it."""
@@ -78,10 +80,11 @@ class LaneReport:
         }
         runs = [run_as_json(run) for run in self.runs]
         forming = [fields_of(run) for run in self.forming]
+        tables = [table_as_json(part) for part in self.tables]
         return {
             **fields_of(self.numbers),
             "core": {**fields_of(self.numbers.core), "jobs": jobs},
-            "report": {"runs": runs, "forming": forming},
+            "report": {"runs": runs, "forming": forming, "tables": tables},
         }
 
 
@@ -132,6 +135,15 @@ class Snapshot:
 
 def run_as_json(run: RunReport) -> dict[str, Any]:
     return {**fields_of(run), "waiting": [fields_of(each) for each in run.waiting]}
+
+
+def table_as_json(part: TablePart) -> dict[str, Any]:
+    step = part.table.open
+    return {
+        **fields_of(part.table),
+        "open": None if step is None else fields_of(step),
+        "numbers": fields_of(part.numbers),
+    }
 
 
 _NAMES: dict[type[Any], tuple[str, ...]] = {}

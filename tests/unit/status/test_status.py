@@ -18,9 +18,10 @@ from reducer.cli import main
 from reducer.core.measures.ranking import MAX_RANKS
 from reducer.core.surface.numbers import RunReport
 from reducer.server.daemon.status_page import MAX_RUNS, numbers, page
+from reducer.status.amounts import amount, duration
 from reducer.status.ask import parse_address
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
-from reducer.status.table import amount, as_text, duration
+from reducer.status.table import as_text
 from reducer_tools.top.rates import Rates, change
 from tests.support.ports import free_port
 from tests.support.simlane import SimLane, snapshot_of

@@ -7,9 +7,11 @@ import random
 import numpy as np
 import pytest
 
+from reducer.core.surface.events import Copy
 from reducer.optimizers import SGD, Adam
 from reducer.wire.codes import ErrorCode, MessageKind, Outcome
 from reducer.wire.table_messages import TableCall
+from tests.support.simlane import InjectedError
 from tests.support.table_lanes import TableLanes
 from tests.support.table_worker import Array, TableWorker, describe
 
@@ -217,9 +219,99 @@ def test_calls_of_an_older_term_or_for_another_start_are_refused() -> None:
     assert error is not None and error.code == ErrorCode.STATE_LOST
 
 
+def test_a_confirmation_that_is_lost_with_its_link_comes_again() -> None:
+    lanes, worker = pair()
+    worker.push_all(ONES, 1)
+    lanes.pump(backwards=False)
+    lanes.break_links()
+    lanes.tick(0.2)
+    assert outcomes(worker) == [Outcome.APPLIED] * 3
+
+
+def test_a_backup_that_was_given_up_is_filled_from_nothing() -> None:
+    """What it has is of another log of the same primary, and says nothing about this one."""
+    lanes, worker = pair()
+    for seq in range(1, 9):
+        worker.push_all(ONES, seq, seq - 1)
+        lanes.pump()
+    alone = lanes.lead(0, 2, A)
+    alone.table(worker.description)
+    alone.push_all(ONES, 9, 8)
+    third = lanes.lead(0, 3, A, B, filling=True)
+    third.table(worker.description)
+    lanes.tick(0.3)
+    assert third.notices("filled")
+    third.push_all(ONES, 10, 9)
+    lanes.pump()
+    lanes.kill(A)
+    again = lanes.lead(0, 4, B)
+    again.table(worker.description)
+    assert np.array_equal(again.pull_all(), ONES * -10)
+
+
+def test_a_backup_that_is_taken_for_lost_and_is_not_has_everything() -> None:
+    """The workers name it as the spare, because no other reducer answers them."""
+    lanes, worker = pair()
+    worker.push_all(ONES, 1)
+    lanes.pump()
+    held = lanes.held()
+    second = lanes.lead(0, 2, A, B, filling=True)
+    second.table(worker.description)
+    second.push_all(ONES, 2, 1)
+    lanes.tick(0.3)
+    assert second.notices("filled") and lanes.held() == held
+    lanes.lead(0, 3, A, B)
+    lanes.pump()
+    lanes.kill(A)
+    again = lanes.lead(0, 4, B)
+    again.table(worker.description)
+    assert np.array_equal(again.pull_all(), ONES * -2)
+
+
+def test_a_primary_that_connects_becomes_the_spare_of_another() -> None:
+    lanes = TableLanes(A, B, C)
+    lanes.cut.add(C)
+    lanes.lead(0, 1, A, C)
+    lanes.pump()
+    lanes.lead(0, 1, B)
+    lanes.lead(0, 2, B, A, filling=True)
+    lanes.pump()
+    lanes.cut.clear()
+    lanes.tick(0.3)
+    assert not lanes.links_of(C)
+
+
+@pytest.mark.parametrize("copy", range(1, 7))
+def test_a_spare_is_filled_when_there_is_memory_again(copy: int) -> None:
+    lanes, worker = pair(describe(MOMENTUM))
+    worker.push_all(ONES, 1)
+    lanes.pump()
+    second = lanes.lead(0, 2, A, C, filling=True)
+    second.table(worker.description)
+    copies = 0
+
+    def fail(output: object) -> None:
+        nonlocal copies
+        copies += isinstance(output, Copy)
+        if copies == copy and isinstance(output, Copy):
+            raise InjectedError
+
+    lanes.lanes[A].inject = fail
+    lanes.tick(0.5)
+    assert second.notices("filled") and copies > 6
+    lanes.lead(0, 3, A, C)
+    lanes.pump()
+    lanes.kill(A)
+    again = lanes.lead(0, 4, C)
+    again.table(worker.description)
+    assert np.array_equal(again.pull_all(), -ONES)
+    lanes.kill(C)
+
+
 def test_clocks_and_learning_rates_survive() -> None:
     lanes, worker = pair(describe(mode="ssp", bound=0, workers=1))
     worker.call(TableCall("rate", name="net", rate=0.5, number=3))
+    worker.call(TableCall("rate", name="net", rate=0.0, number=0))  # asks only
     worker.clock(1)
     worker.clock(2)
     lanes.pump()

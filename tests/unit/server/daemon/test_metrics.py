@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reducer.core.measures.durations import BOUNDS
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.core.table_report import MAX_TABLES, MAX_TABLES_OF_JOB
 from reducer.server.daemon import metrics
 from reducer.server.pipe.snapshot import LaneReport
 from tests.support.scripted import Spec, join_all
@@ -32,7 +33,11 @@ numbers of all lanes.
   bytes and events: `sum`. All lanes see the same rounds, times and ranks: `max`.
 - Labels are bounded: `job_name` by `--max-total-runs`, `rank` to the {MAX_RANKS} ranks with the
   largest numbers in each run and lane, and to {MAX_RANKS_OF_JOB:,} on a lane for a job with all its
-  groups, all other labels by the code. A series with a `job_name` label ends with the job.
+  groups, `worker` likewise, `table` to {MAX_TABLES} on a lane and {MAX_TABLES_OF_JOB} of a job, all
+  other labels by the code. A series with a `job_name` label ends with the job, one with a `table`
+  label with the table.
+- An update of a table is a push of one worker to one shard. Divide the updates of all lanes by
+  `reducer_table_shards` of all lanes for the updates of the whole table.
 - A group of a job's workers is a run with its own ranks: `job_name` is then `JOB#GROUP`. In the
   name of a job, `#` is shown as `%23`, and `%` as `%25`.
 - A round of one chunk is on one lane only: of many small rounds, `max` over lanes counts a part.

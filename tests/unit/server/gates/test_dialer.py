@@ -22,20 +22,20 @@ from reducer.server.gates import dialer
 from reducer.server.gates.dialer import AT_ONCE, AT_ONCE_OF_JOB, STEP_SECONDS, WAITING_OF_JOB
 from reducer.server.gates.proofs import Begin, KeyProof, OpenProof, Proof
 from reducer.wire import messages
-from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import pack_header
 from tests.support.bare_lane import KERNELS, contribution
 from tests.support.dialing import (
     BYE,
+    FOLLOWS,
     DialingLane,
     Listener,
     linked_by_hand,
     on_a_lane,
     receive,
+    receive_message,
     until,
 )
 from tests.support.wait import AT_ONCE as NOW
-from tests.support.worker import frame_of
 
 KEY = bytes(range(32))
 
@@ -48,53 +48,30 @@ def closed_port() -> str:
 # --- a link that stands -----------------------------------------------------------------------
 
 
-def frames_in(data: bytes) -> list[Frame]:
-    decoder = Decoder(KERNELS.crc32c, lambda header: memoryview(bytearray(header.length + 80)))
-    frames = []
-    while data:
-        room = decoder.get_buffer()
-        size = min(len(room), len(data))
-        room[:size], data = data[:size], data[size:]
-        decoder.received(size)
-        frames += iter(decoder.next_frame, None)
-    return frames
-
-
 def test_frames_go_in_both_directions() -> None:
     async def run(lane: DialingLane) -> None:
         async with linked_by_hand(lane) as (peer, far):
             assert peer.state == SessionState.LINKED and peer.permit is None
-            goodbye = frame_of(messages.Goaway("the test"))
-            lane.send(peer, goodbye)
-            assert await receive(far, len(goodbye)) == goodbye
             assert lane.shell.connections[peer.id].turn.job == "job"
+            far.sendall(FOLLOWS)
+            await until(lambda: lane.follows(peer.link))
             far.sendall(BYE)
-            await until(lambda: peer.state == SessionState.CLOSED)
+            assert "sent BYE on a link" in (await receive_message(far, messages.Error)).message
+            assert peer.state == SessionState.CLOSED
 
     on_a_lane(OpenProof(), run)
 
 
 def test_a_chunk_from_the_other_lane_reaches_the_core() -> None:
-    """The core expects none yet, and says so to the other lane."""
+    """A backup sends none, and the core says so."""
 
     async def run(lane: DialingLane) -> None:
         async with linked_by_hand(lane) as (_, far):
             payload = bytes(4_096)
             header = contribution(0, 0, len(payload), 1, payload)
             far.sendall(pack_header(header, KERNELS.crc32c) + payload)
-            (frame,) = frames_in(await receive(far, 1 << 16))
-            assert frame.payload is not None
-            error = messages.decode(messages.Error, frame.payload)
+            error = await receive_message(far, messages.Error)
             assert "sent a contribution in state LINKED" in error.message
-
-    on_a_lane(OpenProof(), run)
-
-
-def test_a_link_outlives_the_time_for_a_hello_and_silence() -> None:
-    async def run(lane: DialingLane) -> None:
-        async with linked_by_hand(lane) as (peer, _):
-            lane.core.handle(events.Tick(), time.monotonic() + 60)
-            assert peer.state == SessionState.LINKED
 
     on_a_lane(OpenProof(), run)
 
@@ -112,8 +89,8 @@ def test_the_end_of_the_other_lane_is_the_end_of_the_session() -> None:
 def test_a_link_that_nobody_waits_for_is_closed() -> None:
     async def run(lane: DialingLane) -> None:
         with Listener() as listener:
-            dial = Dial(link=77, address=listener.address, lane=0, job="job")
-            lane.shell.carry_out([dial])
+            (link,) = lane.dial(listener.address)
+            lane.give_up(link)
             with await listener.accept() as far:
                 assert len(await receive(far, 100)) == 16  # the preface, and then the end
         await until(lambda: not lane.links)
