@@ -73,7 +73,7 @@ CASES = (
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("digits", help="trainings whose workers are late, or not in step")
-    parser.add_argument("--unit-ms", type=float, default=25.0, help="that a gradient takes")
+    parser.add_argument("--unit-ms", type=float, default=100.0, help="that a gradient takes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--json", type=Path, help="file that the results are appended to")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from reducer.kernels import load
 from reducer.optimizers import SGD
 from reducer.parent import die_with_parent
-from reducer_client.tables import parameter_server  # type: ignore[import-untyped]
+from reducer_client.tables import parameter_server
 
 Array = npt.NDArray[np.float32]
 PERIOD = 97

@@ -88,7 +88,7 @@ class Table:
         arrays = self._layout.check("a gradient", gradients)
         limit = as_seconds(timeout)
         staging, carried = self._acquire(
-            None if copy else self._layout.as_vector(arrays), arrays, limit
+            None if copy or self._may_carry else self._layout.as_vector(arrays), arrays, limit
         )
         is_submitted = False
         try:
@@ -324,6 +324,11 @@ class Table:
     def counts(self) -> Counts:
         """What became of this worker's pushes."""
         return self._table.tally.counts
+
+    @property
+    def _may_carry(self) -> bool:
+        """Whether a gradient may be read again after its receipt."""
+        return self._state.description.wire.late == "carry"
 
     def _check_writer(self, call: str) -> None:
         self._shared.check_process()

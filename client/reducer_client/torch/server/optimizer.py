@@ -212,10 +212,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if self._push is not None and wait:  # a push that was given up may still read its vector
             self._gradients = Vector(self._parameters)
         self._gradients.gather(scale)
-        # A gradient that is carried is read again after its receipt.
-        is_carried = isinstance(self.table.mode, KOfN) and self.table.mode.late == "carry"
-        copy = not wait or is_carried
-        self._push = self.table.push(self._gradients.arrays, copy=copy, base=self._base)
+        self._push = self.table.push(self._gradients.arrays, copy=not wait, base=self._base)
 
     def _take_receipt(self, wait: bool) -> None:
         if self._push is None or not (wait or self._push.done):
