@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,7 +46,7 @@ def connected(
     run_id: str | None,
     key_file: str | None,
     timeout: float,
-) -> Iterator[ParameterServer]:
+) -> Generator[ParameterServer]:
     """The tables of the job, for a process that takes no part in them. Errors are for people."""
     from reducer_client import ReducerError, parameter_server
 
