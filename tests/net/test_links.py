@@ -290,7 +290,7 @@ def test_a_certificate_that_is_for_servers_only(
         assert "unsupported certificate" in reason or "certificate unknown" in reason, reason
 
     async def accepted(lane: DialingLane) -> None:
-        await lane.linked(daemons["tls"].address)
+        await lane.connects(daemons["tls"].address)
 
     on_a_lane(proof_of(only), refused)
     on_a_lane(proof_of(both), accepted)

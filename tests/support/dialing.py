@@ -113,6 +113,12 @@ class DialingLane:
         assert link not in self.failures, self.failures[link]
         return self.links[link]
 
+    async def connects(self, address: str, lane: int = 0, job: str = "job") -> None:
+        """AssertionError if the connection fails. The other side may end it at once."""
+        (link,) = self.dial(address, lane, job)
+        await until(lambda: self.is_answered(link))
+        assert link not in self.failures, self.failures[link]
+
     async def fails(self, address: str, lane: int = 0, job: str = "job") -> str:
         """The reason why a connection fails."""
         (link,) = self.dial(address, lane, job)

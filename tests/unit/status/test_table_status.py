@@ -82,7 +82,7 @@ def test_the_parts_of_a_table_are_put_together() -> None:
     owner = key_id(call.name) % 2
     lanes = [SimLane(), SimLane()]
     for number, lane in enumerate(lanes):
-        worker = TableWorker(lane, 0)
+        worker = TableWorker(lane, 0, partition=number, partitions=2)
         worker.table(replace(call, partition=number))
         shards = (0, 2) if number == owner else (1,)
         for shard in shards:
