@@ -201,7 +201,7 @@ class Bench:
 
 async def settle() -> None:
     """Run the loop long enough for all work, even if turns end early on a slow machine."""
-    for _ in range(4 * MOST_TURNS):
+    for _ in range(16 * MOST_TURNS):
         await asyncio.sleep(0)
 
 
