@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,9 +46,10 @@ class Pusher:
     def __init__(self, addresses: list[str], registry: str, worker: int, stop: Path) -> None:
         self.receipts: list[dict[str, Any]] = []
         self.is_ready = False
+        self._worker = worker
         arguments = [",".join(addresses), registry, JOB, str(worker), str(stop)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.table_pusher", *arguments],
+            [sys.executable, "-X", "faulthandler", "-m", "tests.support.table_pusher", *arguments],
             cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
@@ -74,9 +76,15 @@ class Pusher:
         self._reader.join()
         assert status == 0, errors
 
-    def kill(self) -> None:
-        self._process.kill()
+    def kill(self) -> str:
+        """End the process. Returns how it stood, and what it has written."""
+        status = self._process.poll()
+        self._process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
         self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        state = "ran" if status is None else f"had ended with {status}"
+        return f"worker {self._worker} {state}: {self._process.stderr.read()}"
 
 
 @contextmanager
@@ -86,7 +94,7 @@ def _pushers(addresses: list[str], registry: str, stop: Path) -> Iterator[list[P
         yield pushers
     except BaseException:
         for pusher in pushers:
-            pusher.kill()
+            sys.stderr.write(pusher.kill())
         raise
 
 
