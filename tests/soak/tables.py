@@ -24,7 +24,7 @@ import numpy as np
 
 import reducer_client
 from reducer_client.registry.daemon import DaemonRegistry
-from reducer_client.tables.places_document import decode
+from reducer_client.tables.places_document import Entry, decode
 from tests.soak import Figures, Say, milliseconds
 from tests.support.cluster import ROOT, Daemon, environment
 from tests.support.harms import Storm
@@ -98,9 +98,12 @@ def _pushers(addresses: list[str], registry: str, stop: Path) -> Iterator[list[P
         raise
 
 
+def _places(registry: DaemonRegistry) -> tuple[Entry, ...]:
+    return decode(registry.get("tables/").value).partitions
+
+
 def _has_backups(registry: DaemonRegistry) -> bool:
-    document = decode(registry.get("tables/").value)
-    return all(entry.can_fail_over for entry in document.partitions)
+    return all(entry.can_fail_over for entry in _places(registry))
 
 
 def _first_after(pushers: list[Pusher], killed: float) -> float:
@@ -137,10 +140,15 @@ def run(count: int, seed: int, say: Say) -> Figures:
                 if started:
                     refills.append(time.monotonic() - started)
                 victim = rng.randrange(REDUCERS)
+                before = _places(registry)
                 killed = time.monotonic()
                 reducers.kill(victim)
                 first = functools.partial(_first_after, pushers, killed)
-                took.append(wait_until(first, SECONDS, "a receipt"))
+                try:
+                    took.append(wait_until(first, SECONDS, "a receipt"))
+                except AssertionError:
+                    say(f"reducer {victim} was killed. Before: {before}. Now: {_places(registry)}")
+                    raise
                 started = time.monotonic()
                 reducers.start(victim)
                 say(f"kill {number + 1} of {count}: {1e3 * took[-1]:.0f} ms to the next receipt")
