@@ -24,7 +24,9 @@ import numpy as np
 
 import reducer_client
 from reducer_client.registry.daemon import DaemonRegistry
-from reducer_client.tables.places_document import Entry, decode
+from reducer_client.registry.dial import Dialer
+from reducer_client.tables.places_document import Entry, Seat, decode
+from reducer_client.tables.probe import ask_lane, question
 from tests.soak import Figures, Say, milliseconds
 from tests.support.cluster import ROOT, Daemon, environment
 from tests.support.harms import Storm
@@ -98,27 +100,55 @@ def _pushers(addresses: list[str], registry: str, stop: Path) -> Iterator[list[P
         raise
 
 
-def _places(registry: DaemonRegistry) -> tuple[Entry, ...]:
-    return decode(registry.get("tables/").value).partitions
+class Places:
+    """Where the partitions live, and which of these processes live."""
+
+    def __init__(self, registry: DaemonRegistry, addresses: list[str]) -> None:
+        self._registry = registry
+        self._addresses = addresses
+        self._incarnations = [self._ask(reducer) for reducer in range(len(addresses))]
+
+    def _ask(self, reducer: int) -> bytes:
+        answer = ask_lane(Dialer(self._addresses[reducer], JOB), question(JOB, ""), SECONDS)
+        assert answer is not None, f"reducer {reducer} does not answer"
+        return answer.incarnation
+
+    def started(self, reducer: int) -> None:
+        self._incarnations[reducer] = self._ask(reducer)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return decode(self._registry.get("tables/").value).partitions
+
+    def have_backups(self) -> bool:
+        """Whether each partition has a primary and a full backup that live."""
+        return all(
+            entry.can_fail_over and all(map(self._lives, (entry.primary, entry.backup)))
+            for entry in self.entries
+        )
+
+    def _lives(self, seat: Seat | None) -> bool:
+        return seat is not None and seat.incarnation == self._incarnations[seat.slot]
+
+    def used(self) -> list[int]:
+        """The reducers that have a partition."""
+        seats = [seat for entry in self.entries for seat in (entry.primary, entry.backup)]
+        return sorted({seat.slot for seat in seats if seat is not None})
 
 
-def _has_backups(registry: DaemonRegistry) -> bool:
-    return all(entry.can_fail_over for entry in _places(registry))
-
-
-def _first_after(pushers: list[Pusher], killed: float) -> float:
-    """Seconds until the first receipt of a push that was begun after the kill; 0: none yet."""
+def _first_after(pushers: list[Pusher], dead: float) -> float:
+    """When the first receipt came of a push that was begun after this time; 0: none yet."""
     answered = [
         receipt["answered"]
         for pusher in pushers
         for receipt in pusher.receipts[-200:]
-        if receipt["begun"] > killed
+        if receipt["begun"] > dead
     ]
-    return min(answered) - killed if answered else 0.0
+    return min(answered, default=0.0)
 
 
 def run(count: int, seed: int, say: Say) -> Figures:
-    """`count` reducers are killed, each when all partitions have a full backup again."""
+    """`count` reducers that have partitions are killed, each when all have a full backup again."""
     rng = random.Random(seed)
     took: list[float] = []
     refills: list[float] = []
@@ -131,26 +161,28 @@ def run(count: int, seed: int, say: Say) -> Figures:
     ):
         stop = Path(folder, "stop")
         registry = DaemonRegistry(keeper.address, JOB)
+        places = Places(registry, reducers.addresses)
         with _pushers(proxies.addresses, keeper.address, stop) as pushers:
             wait_until(lambda: all(p.is_ready for p in pushers), SECONDS, "all workers")
             storm.active = True
             started = 0.0  # when the last victim was started again
             for number in range(count):
-                wait_until(lambda: _has_backups(registry), SECONDS, "a full backup everywhere")
+                wait_until(places.have_backups, SECONDS, "a full backup everywhere")
                 if started:
                     refills.append(time.monotonic() - started)
-                victim = rng.randrange(REDUCERS)
-                before = _places(registry)
+                victim = rng.choice(places.used())
+                before = places.entries
                 killed = time.monotonic()
                 reducers.kill(victim)
-                first = functools.partial(_first_after, pushers, killed)
+                first = functools.partial(_first_after, pushers, time.monotonic())
                 try:
-                    took.append(wait_until(first, SECONDS, "a receipt"))
+                    took.append(wait_until(first, SECONDS, "a receipt") - killed)
                 except AssertionError:
-                    say(f"reducer {victim} was killed. Before: {before}. Now: {_places(registry)}")
+                    say(f"reducer {victim} was killed. Before: {before}. Now: {places.entries}")
                     raise
                 started = time.monotonic()
                 reducers.start(victim)
+                places.started(victim)
                 say(f"kill {number + 1} of {count}: {1e3 * took[-1]:.0f} ms to the next receipt")
             storm.active = False
             stop.touch()
