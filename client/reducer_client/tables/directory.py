@@ -5,6 +5,9 @@ Laws:
 - Places come from the record alone, and the record changes by compare-and-set alone. So a partition
   has one primary in a term, whatever the workers believe.
 - While the registry cannot be reached nothing is decided, and everything else goes on.
+- No decision leads to a process that has died. A worker may be late with what it has seen, or its
+  own way may be cut: so whoever is to hold a partition alone answers first, and a primary that
+  answers stays.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ class Directory:
     Args:
         name: of the record.
         decides: False for readers.
-        probe: asks a lane (address, lane modulo the reducer's lanes) for its incarnation; None if
-            it does not answer.
+        probe: asks a lane (address, lane modulo the reducer's lanes) for its number and
+            incarnation; None if it does not answer.
         apply: gets each newer document.
         lose: called with a partition that is lost for good.
     """
@@ -70,6 +73,7 @@ class Directory:
         self._lose = lose
         self._changed = threading.Condition()
         self._wishes: dict[tuple[str, int], Wish] = {}
+        self._silent: set[int] = set()  # slots that have not answered since the wishes were taken
         self._record = Record("", 0, b"", {})
         self._document: PlacesDocument | None = None
         self._is_closed = False
@@ -155,6 +159,7 @@ class Directory:
             wishes = list(self._wishes.values())
         if self._is_closed:
             return
+        self._silent.clear()
         for wish in wishes:
             self._fulfil(wish)
             with self._changed:
@@ -175,12 +180,24 @@ class Directory:
     def _fulfil(self, wish: Wish) -> None:
         if wish.kind == "lost":  # for good, if the newest document does not know better
             self._learn(self._registry.get(self._name))
-        assert self._document is not None
-        entry = self._document.partitions[wish.partition]
-        if wish.kind == "lost" and entry.term == wish.term and not entry.can_fail_over:
-            self._lose(wish.partition, "its primary has started again, and it had no full backup")
+        if wish.kind == "lost" and (why := self._why_lost(wish)):
+            self._lose(wish.partition, why)
         elif self._decides:
             self._cas(lambda document: self._decision(document, wish))
+
+    def _why_lost(self, wish: Wish) -> str:
+        """Why nobody has the partition, whose primary has started again; "" if somebody may."""
+        document = self._document
+        assert document is not None
+        entry = document.partitions[wish.partition]
+        if entry.term != wish.term:
+            return ""
+        if entry.backup is None or entry.is_filling:
+            return "its primary has started again, and it had no full backup"
+        answer = self._ask(document, entry.backup.slot, entry.backup.lane)
+        if answer is None or answer[1] == entry.backup.incarnation:
+            return ""
+        return "its primary and its backup have started again"
 
     def _decision(self, document: PlacesDocument, wish: Wish) -> PlacesDocument | None:
         number, term = wish.partition, wish.term
@@ -189,10 +206,13 @@ class Directory:
             return None
         if wish.kind == "filled":
             return document.confirm_spare(number, term, wish.reducer)
+        is_there = wish.kind != "lost" and self._lives(document, entry.primary)
         if wish.kind == "alone":
+            if not is_there:
+                return None
             spare = self._spare(document, number, entry.primary, but=wish.reducer)
             return document.leave_backup(number, term, wish.reducer, spare)
-        if entry.backup is None or not entry.can_fail_over:
+        if is_there or entry.backup is None or not self._lives(document, entry.backup):
             return None
         spare = self._spare(document, number, entry.backup, but=b"")
         return document.promote(number, term, spare)
@@ -227,7 +247,20 @@ class Directory:
     ) -> Seat | None:
         """A lane that answers now, of another reducer than the primary's."""
         for slot in document.spare_slots(partition, primary.slot):
-            answer = self._probe(document.reducers[slot], primary.lane)
+            answer = self._ask(document, slot, primary.lane)
             if answer is not None and answer[1] != but:
                 return Seat(slot, *answer)
         return None
+
+    def _lives(self, document: PlacesDocument, seat: Seat) -> bool:
+        """Whether the process that has the seat answers now."""
+        return self._ask(document, seat.slot, seat.lane) == (seat.lane, seat.incarnation)
+
+    def _ask(self, document: PlacesDocument, slot: int, lane: int) -> tuple[int, bytes] | None:
+        """The lane's answer. A reducer that was silent is not asked again for the same wishes."""
+        if slot in self._silent:
+            return None
+        answer = self._probe(document.reducers[slot], lane)
+        if answer is None:
+            self._silent.add(slot)
+        return answer

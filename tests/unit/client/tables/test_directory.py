@@ -47,6 +47,11 @@ class Worker:
     def tell(self, kind: str, partition: int, term: int, reducer: bytes = b"") -> None:
         self.directory.tell(Wish(kind, partition, term, reducer))
 
+    @property
+    def has_decided(self) -> bool:
+        """Whether nothing waits for a decision."""
+        return not self.directory._wishes
+
     def entry(self, partition: int) -> Entry:
         return (self.documents or [FIRST])[-1].partitions[partition]
 
@@ -152,11 +157,57 @@ def test_a_spare_becomes_the_backup_when_it_is_full(
     assert worker.entry(0) == Entry(3, Seat(1, 0, name(1)), spare) and not worker.lost
 
 
+def test_a_primary_that_answers_is_not_replaced(start: Start, answers: dict[str, bytes]) -> None:
+    worker = start()
+    worker.tell("failed", 0, 1)
+    wait_until(lambda: worker.has_decided, SECONDS)
+    assert worker.entry(0).term == 1
+    answers["a:1"] = name(0, start=1)  # another process at its address
+    worker.tell("failed", 0, 1)
+    wait_until(lambda: worker.entry(0).term == 2, SECONDS)
+
+
+def test_a_backup_that_does_not_answer_becomes_no_primary(
+    start: Start, answers: dict[str, bytes]
+) -> None:
+    worker = start()
+    del answers["a:1"], answers["b:1"]
+    worker.tell("failed", 0, 1)
+    wait_until(lambda: worker.has_decided, SECONDS)
+    assert worker.entry(0).term == 1
+    answers["b:1"] = name(1)
+    worker.tell("failed", 0, 1)
+    wait_until(lambda: worker.entry(0).primary == Seat(1, 0, name(1)), SECONDS)
+
+
+def test_a_primary_that_does_not_answer_is_not_left_alone_with_a_partition(
+    start: Start, answers: dict[str, bytes]
+) -> None:
+    worker = start()
+    del answers["b:1"]
+    worker.tell("alone", 1, 1, name(2))
+    wait_until(lambda: worker.has_decided, SECONDS)
+    assert worker.entry(1).term == 1
+    worker.tell("failed", 1, 1)
+    wait_until(lambda: worker.entry(1).primary == Seat(2, 0, name(2)), SECONDS)
+
+
+def test_a_partition_is_lost_when_its_primary_and_its_backup_were_started_again(
+    start: Start, answers: dict[str, bytes]
+) -> None:
+    worker = start()
+    answers["a:1"] = name(0, start=1)
+    answers["b:1"] = name(1, start=1)
+    worker.tell("lost", 0, 1)
+    wait_until(lambda: worker.lost == [0], SECONDS)
+    assert worker.entry(0).term == 1
+
+
 def test_a_lost_backup_is_left_and_another_spare_is_looked_for(
     start: Start, answers: dict[str, bytes]
 ) -> None:
     worker = start()
-    answers.clear()
+    del answers["a:1"], answers["c:1"]
     worker.tell("alone", 1, 1, name(2))
     wait_until(lambda: worker.entry(1) == Entry(2, Seat(1, 0, name(1)), None), SECONDS)
     answers["c:1"] = name(2, start=3)
@@ -168,7 +219,7 @@ def test_a_partition_without_a_full_backup_is_lost_when_its_primary_was_started_
     start: Start, answers: dict[str, bytes]
 ) -> None:
     worker, reader = start(), start(decides=False)
-    answers.clear()
+    del answers["a:1"], answers["c:1"]
     worker.tell("alone", 1, 1, name(2))
     wait_until(lambda: worker.entry(1).term == 2 and reader.entry(1).term == 2, SECONDS)
     worker.tell("failed", 1, 2)
@@ -179,10 +230,11 @@ def test_a_partition_without_a_full_backup_is_lost_when_its_primary_was_started_
 
 
 def test_nothing_is_decided_without_the_registry_and_all_of_it_afterwards(
-    start: Start, registry: CutOff, caplog: pytest.LogCaptureFixture
+    start: Start, registry: CutOff, answers: dict[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = start()
     registry.is_down = True
+    del answers["c:1"]
     worker.tell("failed", 2, 1)
     wait_until(lambda: "no partition of tables can move now" in caplog.text, SECONDS)
     assert worker.entry(2).term == 1
