@@ -17,7 +17,7 @@ from reducer.server.pipe.snapshot import LaneNumbers, LaneReport, Snapshot, Usag
 from reducer.wire.codes import CHUNK_KINDS, ITEM_SIZES, MAX_REDUCERS, Flag, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
-from reducer.wire.header import HEADER_SIZE, Header
+from reducer.wire.header import HEADER_SIZE, Header, pack_header
 
 KIND_OFFSET = 5  # where a header has the kind of its frame
 
@@ -143,7 +143,7 @@ class SimLane:
         }
         self.settings = LaneSettings(**{**defaults, **settings})
         self.core = Lane(self.settings)
-        self.tables = TableKernels(self.kernels, self.take, self.give_back)
+        self.tables = TableKernels(self.kernels, self.take, self.give_back, _not_busy)
         self.now = 0.0
         self.sessions: dict[int, SimSession] = {}
         self.held: set[SimBuffer] = set()
@@ -268,6 +268,10 @@ class SimLane:
         match output:
             case events.Send():
                 self._send(output)
+            case events.SendValue(session=session, header=header, buffer=buffer):
+                header.payload_crc = self.kernels.crc32c(buffer.view[: header.length])
+                frame = pack_header(header, self.kernels.crc32c)
+                self._send(events.Send(0, (session,), frame, buffer, header.length))
             case events.Fold():
                 return [self._fold(output)]
             case events.Finish():
@@ -334,6 +338,10 @@ class SimLane:
         )  # fmt: skip
         size = output.sum.count * ITEM_SIZES[output.sum.dtype]
         return reduced(output, self.kernels.crc32c(out[:size]), seen)
+
+
+def _not_busy(buffer: Any) -> None:
+    """Sessions have a copy of what was sent."""
 
 
 def _of(buffer: Any) -> SimBuffer:

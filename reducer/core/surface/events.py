@@ -272,6 +272,20 @@ class Send:
         self.tail = tail
 
 
+class SendValue:
+    """Write a frame to the session: `header` with the checksum of the payload, which is the first
+    `header.length` bytes of `buffer` as they are now. The shell takes the header over. An Apply may
+    change the buffer afterwards, and the frame stays as it is.
+    """
+
+    __slots__ = ("buffer", "header", "session")
+
+    def __init__(self, session: int, header: Header, buffer: Buffer) -> None:
+        self.session = session
+        self.header = header
+        self.buffer = buffer
+
+
 class Sum:
     """What a kernel computes: `op` on `count` elements of each part, in a run of `world` ranks."""
 
@@ -498,4 +512,17 @@ class Log:
 
 
 TableOutput = Inspect | Fill | Apply | Copy | Average
-Output = Send | Fold | Finish | Free | Close | Behind | Store | Dial | Traced | Log | TableOutput
+Output = (
+    Send
+    | SendValue
+    | Fold
+    | Finish
+    | Free
+    | Close
+    | Behind
+    | Store
+    | Dial
+    | Traced
+    | Log
+    | TableOutput
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.control_frames import control_frame
-from reducer.core.surface.events import Output, Send
+from reducer.core.surface.events import Output, Send, SendValue
 from reducer.wire.codes import DType, MessageKind
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.table_messages import Notice
@@ -37,7 +37,6 @@ def receipt(
 
 def value(
     session: int,
-    crc: Crc,
     key: int,
     shard: int,
     number: int,
@@ -46,10 +45,9 @@ def value(
     clock: int,
     buffer: Buffer,
     size: int,
-    payload_crc: int,
 ) -> Output:
     header = Header(
         _VALUE, dtype=_FLOAT32, root=array, chunk=shard, key=key, round=number, count=version,
-        done=clock, length=size, payload_crc=payload_crc,
+        done=clock, length=size,
     )  # fmt: skip
-    return Send(0, (session,), pack_header(header, crc), buffer, size)
+    return SendValue(session, header, buffer)

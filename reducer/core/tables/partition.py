@@ -41,7 +41,7 @@ class Partition:
         self.is_retired = False
         self.chain = Chain(context.crc)
         self.context = context
-        self.reads = Reads(context)
+        self.reads = Reads()
         self.updates = Updates(context, self.reads, self.chain)
         self.stepping = Stepping(context, self.reads, self.chain, job)
 

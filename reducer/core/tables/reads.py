@@ -6,15 +6,11 @@ c - s or more. The worker names c - s.
 
 from __future__ import annotations
 
-import logging
-
-from reducer.core.surface.events import Close, Copied, Copy, Free, Log, Output, TableEffect
+from reducer.core.surface.events import Output
 from reducer.core.tables import frames
-from reducer.core.tables.context import Context
 from reducer.core.tables.shard import Shard, WaitingPull
 from reducer.core.tables.table import Table
 from reducer.core.tables.workers import Seat
-from reducer.core.tables.works import Sequel
 from reducer.wire.codes import Flag
 from reducer.wire.errors import ProtocolError
 from reducer.wire.header import Header
@@ -24,9 +20,6 @@ ALL = int(Flag.ALL)
 
 class Reads:
     """Takes PULL frames."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
     def pull(
         self, table: Table, shard: Shard, seat: Seat, header: Header, out: list[Output]
@@ -67,49 +60,13 @@ class Reads:
         return shard.is_ready and shard.version >= pull.version and table.least_clock >= pull.clock
 
     def _answer(self, table: Table, shard: Shard, pull: WaitingPull, out: list[Output]) -> None:
+        seat = pull.seat
         arrays = shard.arrays() if pull.has_slots else shard.arrays()[:1]
-        for array, source in enumerate(arrays):
-            sequel = _Copied(
-                self._context, table, shard, pull, array, shard.version, table.least_clock
-            )
-            out.append(Copy(self._context.works.begin(sequel), source, shard.size))
-
-
-class _Copied(Sequel):
-    def __init__(
-        self,
-        context: Context,
-        table: Table,
-        shard: Shard,
-        pull: WaitingPull,
-        array: int,
-        version: int,
-        clock: int,
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._shard = shard
-        self._pull = pull
-        self._array = array
-        self._version = version
-        self._clock = clock
-
-    def done(self, event: TableEffect, now: float, out: list[Output]) -> None:
-        assert isinstance(event, Copied)
-        seat, shard = self._pull.seat, self._shard
-        seat.unanswered -= shard.size
-        self._table.counts.bytes_out += shard.size
-        frame = frames.value(
-            seat.session, self._context.crc, self._table.key, shard.number, self._pull.number,
-            self._array, self._version, self._clock, event.buffer, shard.size, event.crc,
-        )  # fmt: skip
-        out += [frame, Free(0, (event.buffer,))]
-
-    def failed(self, error: Exception, now: float, out: list[Output]) -> None:
-        """The worker connects and asks again."""
-        self._pull.seat.unanswered -= self._shard.size
-        text = f"table {self._table.name!r}: a pull has failed: {error}"
-        out += [
-            Log(0, logging.ERROR, text, error=error),
-            Close(0, self._pull.seat.session, text, at_once=True),
-        ]
+        for array, buffer in enumerate(arrays):
+            frame = frames.value(
+                seat.session, table.key, shard.number, pull.number, array, shard.version,
+                table.least_clock, buffer, shard.size,
+            )  # fmt: skip
+            out.append(frame)
+        table.counts.bytes_out += pull.cost
+        seat.unanswered -= pull.cost

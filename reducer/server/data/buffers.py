@@ -58,6 +58,12 @@ class PooledBuffer:
         """Whether a shared view, or a slice of a shared view, still exists."""
         return self._references() > self._base
 
+    def exchange(self, other: PooledBuffer) -> None:
+        """Exchange the memory with that of another buffer of the same size class."""
+        self._exporter, other._exporter = other._exporter, self._exporter
+        self.view, other.view = other.view, self.view
+        self._base, other._base = other._base, self._base
+
     def _references(self) -> int:
         """Count references of the exporting object.
 
@@ -148,6 +154,18 @@ class BufferPool:
             self._unsent_bytes += buffer.size_class
         else:
             self._cache(buffer)
+
+    def keep_sent(self, buffer: PooledBuffer) -> None:
+        """The buffer is about to be changed: what a transport still sends from it stays as it is.
+
+        The buffer gets other memory with the same bytes, if it is busy. Raises MemoryError.
+        """
+        if not buffer.busy:
+            return
+        other = self.take(buffer.size_class)
+        other.view[:] = buffer.view
+        buffer.exchange(other)
+        self.give_back(other)
 
     def tick(self, now: float, limit: int) -> None:
         """Collect buffers that have been sent. Above ``limit``, and when idle, return memory to

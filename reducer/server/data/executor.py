@@ -26,7 +26,7 @@ from reducer.server.data.outbox import Piece
 from reducer.server.data.table_kernels import TableKernels
 from reducer.server.data.timeline import Timeline
 from reducer.wire.codes import ITEM_SIZES
-from reducer.wire.header import NO_RANK
+from reducer.wire.header import NO_RANK, pack_header
 
 logger = logging.getLogger("reducer.lane")
 
@@ -71,7 +71,7 @@ class Executor:
         self.store: Callable[[events.Store], None] | None = None
         self.dial: Callable[[events.Dial], None] | None = None
         self._log_shares = LogShares()
-        self.tables = TableKernels(kernels, pool.take, self._give_back)
+        self.tables = TableKernels(kernels, pool.take, self._give_back, self._keep_sent)
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
         """Carry out the outputs in order. Returns the events for the core."""
@@ -82,6 +82,8 @@ class Executor:
                     self._free(output)
                 elif isinstance(output, events.Send):
                     self._send(output)
+                elif isinstance(output, events.SendValue):
+                    self._send_value(output)
                 elif isinstance(output, events.Fold):
                     came.append(self._fold(output))
                 elif isinstance(output, events.Finish):
@@ -136,6 +138,17 @@ class Executor:
             if connection.send(pieces, length) > connection.slack:
                 self.crowded.append(connection)
 
+    def _send_value(self, value: events.SendValue) -> None:
+        connection = self._connections.get(value.session)
+        if connection is None:
+            return
+        header, crc32c = value.header, self._kernels.crc32c
+        header.payload_crc = crc32c(value.buffer.view[: header.length])
+        frame = pack_header(header, crc32c)
+        pieces = _with_payload(frame, ours(value.buffer), header.length)
+        if connection.send(pieces, len(frame) + header.length) > connection.slack:
+            self.crowded.append(connection)
+
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
         """Disconnect a worker that does not read. The other workers never wait for it."""
         if connection.abort(why):
@@ -183,6 +196,9 @@ class Executor:
 
     def _give_back(self, buffer: Buffer) -> None:
         self._pool.give_back(ours(buffer))
+
+    def _keep_sent(self, buffer: Buffer) -> None:
+        self._pool.keep_sent(ours(buffer))
 
     def _free(self, free: events.Free) -> None:
         failure: Exception | None = None
@@ -242,6 +258,8 @@ def failure_of(output: events.Output, error: Exception) -> events.Effect | None:
     if isinstance(output, _OF_TABLES):
         return events.WorkFailed(output.work, error)
     sessions: Sequence[int] = ()
+    if isinstance(output, events.SendValue):
+        return events.Failed(0, (output.session,), error)
     if isinstance(output, events.Send):
         sessions = output.sessions
     elif isinstance(output, events.Close) and not output.at_once:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
@@ -21,17 +22,21 @@ _BAD: Final = int(Flag.NAN | Flag.NONFINITE)
 
 
 class TableKernels:
-    """`seconds`: the time that the work has taken. `take` and `give_back` are the pool's."""
+    """`seconds`: the time that the work has taken. `take`, `give_back` and `keep_sent` are the
+    pool's.
+    """
 
     def __init__(
         self,
         kernels: KernelSet,
         take: Callable[[int], Buffer],
         give_back: Callable[[Buffer], None],
+        keep_sent: Callable[[Buffer], None],
     ) -> None:
         self._kernels = kernels
         self._take = take
         self._give_back = give_back
+        self._keep_sent = keep_sent
         self.seconds = 0.0
 
     def run(self, output: events.TableOutput) -> events.TableEffect:
@@ -56,6 +61,12 @@ class TableKernels:
         return events.Inspected(output.work, is_within)
 
     def _apply(self, output: events.Apply) -> events.Applied:
+        # Without memory the step is taken all the same. A worker that is still being sent the array
+        # finds the frame damaged by its checksum, and asks again.
+        with suppress(MemoryError):
+            self._keep_sent(output.parameters)
+            for slot in output.slots:
+                self._keep_sent(slot)
         seen = self._kernels.apply(
             output.rule,
             output.elements,

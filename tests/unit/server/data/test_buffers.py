@@ -127,6 +127,24 @@ def test_memory_that_is_still_sent_is_not_reused() -> None:
     assert pool.take(4096) is buffer
 
 
+def test_a_buffer_that_is_still_sent_gets_other_memory_before_it_changes() -> None:
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(4096)
+    buffer.view[:3] = b"old"
+    before = buffer.view
+    pool.keep_sent(buffer)
+    assert buffer.view is before and pool.out == 1
+    unsent = buffer.share(4096)[:3]
+    pool.keep_sent(buffer)
+    buffer.view[:3] = b"new"
+    assert (bytes(unsent), pool.out, pool.unsent) == (b"old", 1, 1)
+    assert not buffer.busy
+    del unsent, before
+    pool.tick(0.0, 1 << 30)
+    pool.give_back(buffer)
+    assert (pool.out, pool.unsent, pool.cached_bytes) == (0, 0, 2 * 4096)
+
+
 def test_the_cache_gives_way_at_the_limit() -> None:
     pool = BufferPool(100_000)
     small = [pool.take(4096) for _ in range(20)]
