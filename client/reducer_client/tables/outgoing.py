@@ -2,9 +2,11 @@
 
 Laws:
 
-- Pushes and calls are sent in the order in which they were put in. A pull is sent behind all
-  pushes that were put in before it; later pushes may overtake it, because a pull may wait at the
-  lane for other workers, and they may wait for those pushes. Urgent frames come first.
+- Pushes and calls are sent in the order in which they were put in. A pull of a shard is sent behind
+  the calls, and the pushes of that shard, that were put in before it. It does not wait for pushes
+  of other shards: so values come while gradients go. Later pushes may overtake a pull, because a
+  pull may wait at the lane for other workers, and they may wait for those pushes. Urgent frames
+  come first.
 - A frame with an answer stays until its answer. After a lost connection all such frames are sent
   again, in their order, before those that were never sent.
 - The cost of the frames without an answer is at most the credit, and that of pulls at most half of
@@ -43,13 +45,14 @@ class Item:
     """One frame for a lane.
 
     ``answers``: how many frames answer it. ``cost``: bytes of credit that it takes until then.
-    ``table``: the key of its table, or 0. ``marks``: by shard, the number up to which receipts have
-    come; the frame says what holds when it is sent.
+    ``table``: the key of its table, or 0. ``behind``: of a pull, the order of the last frame that
+    is sent before it. ``marks``: by shard, the number up to which receipts have come; the frame
+    says what holds when it is sent.
     """
 
     __slots__ = (
-        "answers", "charged", "cost", "header", "is_given_up", "left", "marks", "order", "payload",
-        "table", "waiter",
+        "answers", "behind", "charged", "cost", "header", "is_given_up", "left", "marks", "order",
+        "payload", "table", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +76,7 @@ class Item:
         self.left = answers  # answers that have not come
         self.charged = 0  # of the credit, at the moment
         self.order = 0
+        self.behind = 0
         self.is_given_up = False
 
     @property
@@ -100,6 +104,8 @@ class Outgoing:
         self._pulls: deque[Item] = deque()
         self._sent: dict[AnswerKey, Item] = {}
         self._last_order = 0
+        self._last_call = 0  # its order
+        self._last_push: dict[tuple[int, int], int] = {}  # of a shard of a table: its order
         self._charged = 0
         self._charged_pulls = 0
 
@@ -111,18 +117,31 @@ class Outgoing:
         for item in items:
             self._last_order += 1
             item.order = self._last_order
-            queue = self._pulls if item.is_pull else self._ordered
-            (self._urgent if urgent else queue).append(item)
+            if urgent:
+                self._urgent.append(item)
+            elif item.is_pull:
+                last_push = self._last_push.get((item.header.key, item.header.chunk), 0)
+                item.behind = max(self._last_call, last_push)
+                self._pulls.append(item)
+            else:
+                self._note_order(item)
+                self._ordered.append(item)
+
+    def _note_order(self, item: Item) -> None:
+        if item.header.kind == _PUSH:
+            self._last_push[item.header.key, item.header.chunk] = item.order
+        else:
+            self._last_call = item.order
 
     def take(self) -> Item | None:
         """The next frame that may be sent now, if there is one."""
         ordered, pulls = self._ordered, self._pulls
         if self._urgent:
             item = self._urgent.popleft()
+        elif pulls and not (ordered and ordered[0].order <= pulls[0].behind) and self._may_pull():
+            item = pulls.popleft()
         elif ordered and self._may_send(ordered[0]):
             item = ordered.popleft()
-        elif pulls and not (ordered and ordered[0].order < pulls[0].order) and self._may_pull():
-            item = pulls.popleft()
         else:
             return None
         if item.answers:
@@ -174,6 +193,9 @@ class Outgoing:
 
         for item in filter(concerns, self._sent.values()):
             item.is_given_up = True
+        if not pull:
+            for key in [key for key in self._last_push if key[0] == table]:
+                del self._last_push[key]
         for queue in (self._urgent, self._ordered, self._pulls):
             kept = [item for item in queue if not concerns(item)]
             queue.clear()

@@ -20,8 +20,8 @@ def values(root: int) -> Item:
     return Item(header, answers=1, cost=BYTES, table=NET)
 
 
-def pull(number: int, table: int = NET, arrays: int = 1) -> Item:
-    header = Header(kind=MessageKind.PULL, key=table, round=number)
+def pull(number: int, table: int = NET, arrays: int = 1, shard: int = 0) -> Item:
+    header = Header(kind=MessageKind.PULL, key=table, chunk=shard, round=number)
     return Item(header, answers=arrays, cost=arrays * BYTES, table=table)
 
 
@@ -83,10 +83,31 @@ def test_a_pull_waits_for_the_pushes_before_it() -> None:
     assert drain(out) == items[2:]
 
 
+def test_a_pull_does_not_wait_for_pushes_of_other_shards() -> None:
+    pushes = [push(1, shard=shard) for shard in range(4)]
+    pulls = [pull(2, shard=shard) for shard in range(4)]
+    out = outgoing(4 * BYTES, *pushes, *pulls)
+    assert drain(out) == [pushes[0], pulls[0], pushes[1], pulls[1]]
+    out.receipted(receipt(pushes[0]))
+    assert drain(out) == [pushes[2]]  # the pulls have half of the credit
+    out.answered(pulls[0].key)
+    assert drain(out) == [pulls[2]]
+
+
+def test_a_pull_waits_for_the_calls_before_it() -> None:
+    items = [push(1, shard=1), push(1, shard=2), call(9, answers=0), pull(2)]
+    out = outgoing(BYTES, *items)
+    assert drain(out) == items[:1]
+    out.receipted(receipt(items[0]))
+    assert drain(out) == items[1:3]
+    out.receipted(receipt(items[1]))
+    assert drain(out) == items[3:]
+
+
 def test_pulls_take_at_most_half_of_the_credit_and_pushes_overtake_them() -> None:
     pulls, later = [pull(1), pull(2), pull(3)], push(1, OTHER)
     out = outgoing(4 * BYTES, *pulls, later)
-    assert drain(out) == [later, pulls[0], pulls[1]]
+    assert drain(out) == [pulls[0], pulls[1], later]
     assert out.answered(pulls[0].key) is pulls[0]
     assert drain(out) == pulls[2:]
 
@@ -94,10 +115,10 @@ def test_pulls_take_at_most_half_of_the_credit_and_pushes_overtake_them() -> Non
 def test_what_has_no_answer_is_sent_again_before_the_rest() -> None:
     items = [push(1), push(2), pull(3), push(4), pull(5)]
     out = outgoing(4 * BYTES, *items)
-    assert drain(out) == [items[0], items[1], items[3], items[2]]
+    assert drain(out) == items[:4]
     out.receipted(receipt(items[0]))
     out.reopened()
-    assert drain(out) == [items[1], items[3], items[2], items[4]]
+    assert drain(out) == items[1:]
 
 
 def test_a_pull_of_several_arrays_begins_anew() -> None:
