@@ -7,7 +7,8 @@ Laws:
 - While the registry cannot be reached nothing is decided, and everything else goes on.
 - No decision leads to a process that has died. A worker may be late with what it has seen, or its
   own way may be cut: so whoever is to hold a partition alone answers first, and a primary that
-  answers stays.
+  answers stays. A primary gets more time for that than a backup: on a busy machine it may be late,
+  and if its backup dies while it is replaced, nobody has the partition.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _WATCH = 2.0  # seconds of one watch
 _LOOK_FOR_SPARES = 1.0
 _PAUSE = 0.25  # seconds before the registry is asked again after an error
 _JOIN_SECONDS = 1.0
+_ANSWER = 0.5  # seconds for an answer of a backup or a spare
+_ANSWER_OF_PRIMARY = 3.0  # a process that has died is known at once: its machine says so
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Directory:
         name: of the record.
         decides: False for readers.
         probe: asks a lane (address, lane modulo the reducer's lanes) for its number and
-            incarnation; None if it does not answer.
+            incarnation; None if it does not answer within the seconds of the third argument.
         apply: gets each newer document.
         lose: called with a partition that is lost for good.
     """
@@ -61,7 +64,7 @@ class Directory:
         name: str,
         *,
         decides: bool,
-        probe: Callable[[str, int], tuple[int, bytes] | None],
+        probe: Callable[[str, int, float], tuple[int, bytes] | None],
         apply: Callable[[PlacesDocument], None],
         lose: Callable[[int, str], None],
     ) -> None:
@@ -194,7 +197,7 @@ class Directory:
             return ""
         if entry.backup is None or entry.is_filling:
             return "its primary has started again, and it had no full backup"
-        answer = self._ask(document, entry.backup.slot, entry.backup.lane)
+        answer = self._ask(document, entry.backup.slot, entry.backup.lane, _ANSWER)
         if answer is None or answer[1] == entry.backup.incarnation:
             return ""
         return "its primary and its backup have started again"
@@ -206,13 +209,13 @@ class Directory:
             return None
         if wish.kind == "filled":
             return document.confirm_spare(number, term, wish.reducer)
-        is_there = wish.kind != "lost" and self._lives(document, entry.primary)
+        is_there = wish.kind != "lost" and self._lives(document, entry.primary, _ANSWER_OF_PRIMARY)
         if wish.kind == "alone":
             if not is_there:
                 return None
             spare = self._spare(document, number, entry.primary, but=wish.reducer)
             return document.leave_backup(number, term, wish.reducer, spare)
-        if is_there or entry.backup is None or not self._lives(document, entry.backup):
+        if is_there or entry.backup is None or not self._lives(document, entry.backup, _ANSWER):
             return None
         spare = self._spare(document, number, entry.backup, but=b"")
         return document.promote(number, term, spare)
@@ -247,20 +250,23 @@ class Directory:
     ) -> Seat | None:
         """A lane that answers now, of another reducer than the primary's."""
         for slot in document.spare_slots(partition, primary.slot):
-            answer = self._ask(document, slot, primary.lane)
+            answer = self._ask(document, slot, primary.lane, _ANSWER)
             if answer is not None and answer[1] != but:
                 return Seat(slot, *answer)
         return None
 
-    def _lives(self, document: PlacesDocument, seat: Seat) -> bool:
+    def _lives(self, document: PlacesDocument, seat: Seat, seconds: float) -> bool:
         """Whether the process that has the seat answers now."""
-        return self._ask(document, seat.slot, seat.lane) == (seat.lane, seat.incarnation)
+        answer = self._ask(document, seat.slot, seat.lane, seconds)
+        return answer == (seat.lane, seat.incarnation)
 
-    def _ask(self, document: PlacesDocument, slot: int, lane: int) -> tuple[int, bytes] | None:
+    def _ask(
+        self, document: PlacesDocument, slot: int, lane: int, seconds: float
+    ) -> tuple[int, bytes] | None:
         """The lane's answer. A reducer that was silent is not asked again for the same wishes."""
         if slot in self._silent:
             return None
-        answer = self._probe(document.reducers[slot], lane)
+        answer = self._probe(document.reducers[slot], lane, seconds)
         if answer is None:
             self._silent.add(slot)
         return answer

@@ -33,7 +33,7 @@ from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared
 from reducer_client.trust import Trust
 
-_PROBE_SECONDS = 0.5  # for a lane's answer to a question
+_PROBE_SECONDS = 1.0  # for a lane's answer to the first question
 _JOIN_SECONDS = 2.0  # for the end of a link's thread
 
 
@@ -253,7 +253,7 @@ class Lanes:
         """The first places: all reducers must answer. Raises ReducerErrors."""
         incarnations = []
         for address, lanes in self._count_lanes():
-            answers = [self._probe_lane(address, lane) for lane in range(lanes)]
+            answers = [self._probe_lane(address, lane, _PROBE_SECONDS) for lane in range(lanes)]
             if None in answers:
                 raise ReducerUnavailableError(
                     f"lane {answers.index(None)} of the reducer at {address} does not answer"
@@ -261,18 +261,18 @@ class Lanes:
             incarnations.append([answer[1] for answer in answers if answer is not None])
         return found(self._settings.addresses, incarnations)
 
-    def _probe_lane(self, address: str, lane: int) -> tuple[int, bytes] | None:
+    def _probe_lane(self, address: str, lane: int, seconds: float) -> tuple[int, bytes] | None:
         """The number and incarnation of a lane, which is counted modulo the reducer's lanes."""
         try:
-            answer = self._ask(address, 0)
+            answer = self._ask(address, 0, seconds)
             if answer is not None and lane % answer.lanes:
-                answer = self._ask(address, lane % answer.lanes)
+                answer = self._ask(address, lane % answer.lanes, seconds)
         except (OSError, ReducerError, wire.ReductionError):
             return None
         return None if answer is None else (answer.lane, answer.incarnation)
 
-    def _ask(self, address: str, lane: int) -> Notice | None:
-        return ask_lane(self._dialer_to(Place(address, lane)), self._probe_call, _PROBE_SECONDS)
+    def _ask(self, address: str, lane: int, seconds: float) -> Notice | None:
+        return ask_lane(self._dialer_to(Place(address, lane)), self._probe_call, seconds)
 
     def _apply(self, document: PlacesDocument) -> None:
         with self._shared.changed:

@@ -31,9 +31,11 @@ class Worker:
     def __init__(self, registry: MemoryRegistry, answers: dict[str, bytes], decides: bool) -> None:
         self.documents: list[PlacesDocument] = []
         self.lost: list[int] = []
+        self.late: dict[str, float] = {}  # seconds until a reducer answers
 
-        def probe(address: str, lane: int) -> tuple[int, bytes] | None:
-            return (0, answers[address]) if address in answers else None
+        def probe(address: str, lane: int, seconds: float) -> tuple[int, bytes] | None:
+            is_in_time = seconds >= self.late.get(address, 0.0)
+            return (0, answers[address]) if address in answers and is_in_time else None
 
         self.directory = Directory(
             registry,
@@ -159,6 +161,7 @@ def test_a_spare_becomes_the_backup_when_it_is_full(
 
 def test_a_primary_that_answers_is_not_replaced(start: Start, answers: dict[str, bytes]) -> None:
     worker = start()
+    worker.late["a:1"] = 2.0
     worker.tell("failed", 0, 1)
     wait_until(lambda: worker.has_decided, SECONDS)
     assert worker.entry(0).term == 1
