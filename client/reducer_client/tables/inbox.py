@@ -38,22 +38,27 @@ class Inbox:
         self._outgoing = outgoing
         self._hears = hears
         self._where = where
-        self._room = memoryview(bytearray())
+        self._receiving: Pull | None = None  # values of this one, into its memory
 
     def target(self, header: Header) -> memoryview:
-        """Memory for a payload. Values of a shard are all read into one place."""
-        size = header.length + HEADER_SIZE
+        """Memory for a payload: for values, that of their pull."""
         if header.kind != MessageKind.VALUE:
-            return memoryview(bytearray(size))
+            return memoryview(bytearray(header.length + HEADER_SIZE))
         with self._shared.changed:
             item = self._outgoing.find(_pull_key(header))
-        if item is None:
-            return SKIP
-        assert isinstance(item.waiter, Pull)
-        item.waiter.check(header, self._where)
-        if len(self._room) < size:
-            self._room = memoryview(bytearray(size))
-        return self._room
+            if item is None:
+                return SKIP
+            assert isinstance(item.waiter, Pull)
+            item.waiter.check(header, self._where)
+            self._receiving = item.waiter
+            return self._receiving.begin_write(header)
+
+    def end(self) -> None:
+        """Nothing more comes: values that are not complete are received again, by another inbox."""
+        with self._shared.changed:
+            if self._receiving is not None:
+                self._receiving.abandon_write()
+                self._receiving = None
 
     def take(self, frame: Frame) -> None:
         """Raises what the lane told, or a wire error."""
@@ -62,7 +67,7 @@ class Inbox:
         if kind == MessageKind.RECEIPT:
             self._take_receipt(header)
         elif kind == MessageKind.VALUE:
-            self._take_value(header, payload)
+            self._take_value(header)
         elif kind == MessageKind.NOTICE:
             self._take_notice(header.key, messages.decode(Notice, payload or b""))
         elif kind == MessageKind.ERROR:
@@ -77,23 +82,13 @@ class Inbox:
             if item is not None and item.waiter is not None:
                 item.waiter.answered(item, header)
 
-    def _take_value(self, header: Header, payload: memoryview | None) -> None:
+    def _take_value(self, header: Header) -> None:
         self.has_progress = True
-        key = _pull_key(header)
         with self._shared.changed:
-            item = self._outgoing.find(key)
-            if item is None or payload is None:
-                self._outgoing.answered(key)
-                return
-            pull = item.waiter
-            assert isinstance(pull, Pull)
-            pull.begin_write()
-        try:
-            pull.write(header, payload)
-        finally:
-            with self._shared.changed:
-                self._outgoing.answered(key)
-                pull.end_write(header)
+            self._outgoing.answered(_pull_key(header))
+            if self._receiving is not None:
+                self._receiving.end_write(header)
+                self._receiving = None
 
     def _take_notice(self, number: int, notice: Notice) -> None:
         with self._shared.changed:

@@ -289,6 +289,7 @@ class LaneLink:
             connection.flush(CLOSE_SECONDS)
         finally:
             connection.close()
+            inbox.end()
 
     def _drain_wakes(self) -> None:
         with self._shared.changed:  # what is put in from here on wakes the thread again

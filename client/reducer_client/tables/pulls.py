@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from reducer.wire import errors as wire
 from reducer.wire.codes import Flag, MessageKind
 from reducer.wire.header import NO_RANK, Header
@@ -17,8 +15,9 @@ from reducer_client.tables.shared import Shared
 class Pull:
     """``into``: a vector for the parameters, and one for each slot if they are pulled, too.
 
-    ``versions``: the version of each shard that has come. The threads of the lanes write into the
-    vectors without the lock, and only between `begin_write` and `end_write`.
+    ``versions``: the version of each shard that has come. The threads of the lanes receive values
+    straight into the vectors, without the lock, from `begin_write` to `end_write` or
+    `abandon_write`.
     """
 
     def __init__(
@@ -29,6 +28,7 @@ class Pull:
         self.was_asked = False
         self._missing: set[tuple[int, int]] = set()
         self._writing = 0
+        self._is_given_up = False
         self._into = into
         self._layout = layout
         self._shared = shared
@@ -74,25 +74,30 @@ class Pull:
                 f"array below {len(self._into)}"
             )
 
-    def begin_write(self) -> None:
+    def begin_write(self, header: Header) -> memoryview:
+        """The memory for the payload of a VALUE."""
         self._writing += 1
-
-    def write(self, header: Header, payload: memoryview) -> None:
-        values = np.frombuffer(payload, "<f4")
-        self._into[header.root][self._layout.place(header.chunk)] = values
+        place = self._layout.place(header.chunk)
+        return self._into[header.root][place].data.cast("B")
 
     def end_write(self, header: Header) -> None:
-        self._writing -= 1
+        """The payload is there, and its checksum is right."""
         self.versions[header.chunk] = header.count
         self._missing.discard((header.chunk, header.root))
-        if not self._missing or not self._writing:
+        self.abandon_write()
+
+    def abandon_write(self) -> None:
+        """Nobody writes into that memory any more."""
+        self._writing -= 1
+        if not self._missing or self._is_given_up:
             self._shared.changed.notify_all()
 
     def wait_for_writers(self) -> None:
-        """After this nobody writes any more, if the pull was given up. The caller holds the lock.
+        """Give the pull up: after this nobody writes any more. The caller holds the lock.
 
-        It takes no longer than the copy of a shard for each lane.
+        It takes no longer than a frame, or than a silent connection is kept.
         """
+        self._is_given_up = True
         while self._writing:
             self._shared.changed.wait()
 
