@@ -131,6 +131,23 @@ def test_steps_go_on_when_their_owner_dies(reducers: Reducers, registry: str, jo
         assert all(table.counts.applied > 15 for table in both)
 
 
+def test_a_primary_that_is_silent_is_replaced_and_takes_no_more_updates(
+    reducers: Reducers, registry: str, job: str
+) -> None:
+    with connect(reducers, registry, job, 0) as ps:
+        table = ps.table("net", zeros(), optimizer=LEDGER)
+        table.push(integers(0)).wait()
+        reducers.freeze(0)
+        try:
+            assert table.push(integers(1)).wait().outcome == "applied"
+            assert all(entry.primary.slot != 0 for entry in places(registry, job).partitions)
+        finally:
+            reducers.thaw(0)
+        wait_until(lambda: has_full_backups(registry, job), SECONDS, "full backups")
+        table.push(integers(2)).wait()
+        assert np.array_equal(flat(table.pull()), ledger(zeros(), map(integers, range(3))))
+
+
 def test_a_table_whose_primary_and_backup_die_is_lost(
     reducers: Reducers, registry: str, job: str
 ) -> None:
