@@ -1,7 +1,7 @@
-"""Trainings on handwritten digits over real reducers, whose workers sleep for their gradients.
+"""Trains on handwritten digits over real reducers. Workers sleep for the time of each gradient.
 
-Each case has workers of its own and a job of its own. A gradient takes one *unit* (--unit-ms), and
-that of the last worker ``slow`` units. The bars are those that a simulated clock gave.
+Each case has workers of its own and a job of its own. A gradient takes one *unit* (--unit-ms). A
+gradient of the last worker takes ``slow`` units. A simulation of these cases gave the bars.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def first_values(seed: int) -> Arrays:
 
 
 def gradients(net: Arrays, images: Floats, labels: Integers) -> Arrays:
-    """Of the mean cross entropy of a batch."""
+    """The gradients of the mean cross entropy of a batch, by tensor."""
     hidden, scores = _forward(net, images)
     scores = np.exp(scores - scores.max(1, keepdims=True))
     chances = scores / scores.sum(1, keepdims=True)

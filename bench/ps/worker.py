@@ -83,7 +83,7 @@ def say(**line: object) -> None:
 
 
 class Expected:
-    """The table after some pushes. Its numbers repeat, as those of the gradient do."""
+    """The expected table after some pushes. The gradient repeats with PERIOD, so the table does."""
 
     def __init__(self, optimizer: SGD) -> None:
         self.gradient: Array = np.arange(1, PERIOD + 1, dtype=np.float32)

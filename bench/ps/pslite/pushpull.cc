@@ -3,16 +3,16 @@
 //   pushpull BYTES KEY_BYTES COPY
 //
 // ps-lite's variables (DMLC_ROLE and others) say which node. The server keeps a sum for each key.
-// It answers a pull with the memory of the sum, or with a copy if COPY is 1. Without a copy a push
-// that comes while the answer is being sent changes the answer.
+// The server answers a pull with the memory of the sum, or with a copy if COPY is 1. Without a copy
+// a push that comes while the answer is being sent changes the answer.
 //
 // A worker prints a line when all nodes are there, and then takes orders from standard input:
 //
-//   run N    N times: push everything and pull everything; prints a line of JSON for each time
-//   check    pulls, and compares with what all workers have pushed if each has taken the same
-//   orders
+//   run N    push everything and pull everything N times, and print a line of JSON each time
+//   check    pull, and compare the values with the sum of all pushes. All workers must have taken
+//            the same orders.
 //
-// The times `begun` and `at` are those of CLOCK_MONOTONIC, in seconds.
+// The times `begun` and `at` are seconds of CLOCK_MONOTONIC.
 #include <ps/ps.h>
 #include <signal.h>
 #include <sys/prctl.h>

@@ -1,4 +1,4 @@
-"""What is known to go wrong with an optimizer in a mode."""
+"""Warnings about optimizers that are known to fail in a mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from reducer_client.tables.modes import Async, Mode
 
 
 def find_advice(optimizer: Optimizer, mode: Mode) -> str | None:
-    """A warning for whoever makes a table; None if there is nothing to say."""
+    """A warning for the program that makes a table, or None."""
     if isinstance(mode, Async) and isinstance(optimizer, SGD) and optimizer.momentum:
         return (
             f"momentum {optimizer.momentum:g} in the mode async: the pushes of n workers work as "

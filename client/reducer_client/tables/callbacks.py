@@ -33,7 +33,7 @@ class Callbacks:
         self._waiting.put(callback)
 
     def stop(self) -> None:
-        """End the thread after the callbacks that wait; return when they have run."""
+        """Run the callbacks that wait, end the thread, and return."""
         with self._lock:
             thread = self._thread
         self._waiting.put(None)

@@ -31,7 +31,7 @@ class Call:
         return call_item(self._number, self.message, waiter=self, table=table)
 
     def answered(self, item: Item, header: Header) -> None:
-        """Answers come by `take`, which has their fields."""
+        """A call and its answers, which the thread of the lane passes to `take`."""
 
     def take(self, notice: Notice) -> None:
         self.answers.append(notice)

@@ -17,16 +17,16 @@ from reducer.wire.header import Buffer, Header, pack_header
 crc32c = load().crc32c
 
 _SENT_AT_ONCE = 16  # buffers of one sendmsg
-_READ_AT_ONCE = 8 << 20  # bytes until it is the turn of sending again
+_READ_AT_ONCE = 8 << 20  # bytes that are read before the next send
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """``take`` gets each frame that comes; its payload is valid until ``take`` returns.
+    """Calls ``take`` with each received frame. The payload is valid until ``take`` returns.
 
-    ``unsent``: bytes that were put in and are not sent yet. ``sent_at``: when bytes were sent for
-    the last time. ``alive_at``: when the peer last showed that it is there: bytes came, or a socket
-    that was full took more, because the peer has received some.
+    ``unsent``: bytes that were put in and are not sent yet. ``sent_at``: when bytes were last sent.
+    ``alive_at``: the last sign of life of the peer. Received bytes are one. A full socket that
+    takes more bytes is another: the peer has received some.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Connection:
         self.alive_at = self.sent_at = time.monotonic()
         self._is_full = False
         self._sock = sock
-        self._gathers = not isinstance(sock, ssl.SSLSocket)  # which has no sendmsg
+        self._gathers = not isinstance(sock, ssl.SSLSocket)  # SSLSocket has no sendmsg
         self._take = take
         self._decoder = Decoder(crc32c, target)
         self._out: deque[memoryview] = deque()
-        self._has_more = False  # to read, perhaps inside of the TLS layer
+        self._has_more = False  # bytes can be read, perhaps from the TLS layer
         sock.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
@@ -70,7 +70,7 @@ class Connection:
         return self._wait_and_read(seconds)
 
     def flush(self, seconds: float) -> None:
-        """Send what was put in, for at most this time; what comes is still taken."""
+        """Send all frames that were put in, for at most this time. Frames are still received."""
         until = time.monotonic() + seconds
         self._write()
         while self._out and (left := until - time.monotonic()) > 0:
@@ -119,7 +119,7 @@ class Connection:
             sent -= len(first)
 
     def _read(self) -> bool:
-        """Take what has come, up to a limit."""
+        """Receive up to _READ_AT_ONCE bytes. Returns False if the connection has ended."""
         self._has_more = False
         read = 0
         try:

@@ -1,4 +1,4 @@
-"""What the parts of one table share."""
+"""The state that the parts of one table share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TableContext:
         timeout: float | None,
         describe: Callable[[float], str],
     ) -> None:
-        """As `Shared.wait_until`, but a failed table raises its error, too."""
+        """Wait as `Shared.wait_until` does. Raises the table's error too, if the table failed."""
 
         def look() -> bool:
             self.check()

@@ -1,4 +1,4 @@
-"""What a table is: its tensors, optimizer and mode, as lanes and workers describe it."""
+"""The description of a table: its tensors, optimizer and mode, as lanes and workers tell them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from reducer_client.tables.modes import Mode, WireMode, from_the_wire
 
 @dataclass(frozen=True)
 class Description:
-    """``wire``: the mode in frames. ``digest``: of the first values; b"" without any. ``rate``: the
-    learning rate of a restored table; -1: the optimizer's own.
+    """``wire``: the mode in frames. ``digest``: the SHA-256 of the first values; b"" without first
+    values. ``rate``: the learning rate of a restored table; -1 is the optimizer's own.
     """
 
     layout: Layout
@@ -68,7 +68,7 @@ class TableInfo:
         optimizer: the optimizer.
         mode: when pushes are applied.
         version: the least version of its shards.
-        step: the step at which its workers are; 0 if they take no common steps.
+        step: the current common step of the workers; 0 without common steps.
         lr: the learning rate in use; None if no worker has set one.
         ready: whether all first values have come.
         bytes: memory that the table takes on all lanes.

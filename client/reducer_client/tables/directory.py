@@ -4,11 +4,11 @@ Laws:
 
 - Places come from the record alone, and the record changes by compare-and-set alone. So a partition
   has one primary in a term, whatever the workers believe.
-- While the registry cannot be reached nothing is decided, and everything else goes on.
+- While the registry cannot be reached, no decision is made, and everything else goes on.
 - No decision leads to a process that has died. A worker may be late with what it has seen, or its
-  own way may be cut: so whoever is to hold a partition alone answers first, and a primary that
-  answers stays. A primary gets more time for that than a backup: on a busy machine it may be late,
-  and if its backup dies while it is replaced, nobody has the partition.
+  own connection may be cut. So a lane answers before a decision gives it a partition alone, and a
+  primary that answers stays. A primary gets more time for its answer than a backup: a busy machine
+  may be late, and if the backup dies while the primary is replaced, no lane has the partition.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _ANSWER_OF_PRIMARY = 3.0  # a process that has died is known at once: its machin
 
 @dataclass(frozen=True)
 class Wish:
-    """What a worker has seen of a partition in a term.
+    """An observation of a worker about a partition in a term.
 
     ``kind``: "failed": its primary is out of reach; "lost": the primary is another process now;
-    "alone": the primary does not reach its backup ``reducer``; "filled": that one has everything.
+    "alone": the primary does not reach its backup ``reducer``; "filled": the spare ``reducer`` has
+    everything.
     """
 
     kind: str
@@ -50,7 +51,7 @@ class Directory:
     """Two threads: one watches the record, the other one decides.
 
     Args:
-        name: of the record.
+        name: the name of the record.
         decides: False for readers.
         probe: asks a lane (address, lane modulo the reducer's lanes) for its number and
             incarnation; None if it does not answer within the seconds of the third argument.
@@ -87,7 +88,7 @@ class Directory:
         ]
 
     def first(self, found: Callable[[], PlacesDocument], timeout: float) -> PlacesDocument:
-        """The document, which this worker makes if there is none. Raises ReducerErrors.
+        """The document. If there is none, this worker makes it. Raises ReducerErrors.
 
         ``found`` makes the first document. A reader waits for it.
         """
@@ -124,7 +125,7 @@ class Directory:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait for the threads, after the registry is closed, or for a moment."""
+        """Wait until the threads end, at most _JOIN_SECONDS. Close the registry before."""
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_JOIN_SECONDS)
@@ -140,7 +141,7 @@ class Directory:
                     logger.info("the registry of the tables' places answers again")
             except ClosedError:
                 return
-            except StateLostError as error:  # no more terms
+            except StateLostError as error:  # the partition has no terms left
                 logger.error("%s", error)
                 return
             except ReducerError as error:
@@ -181,7 +182,7 @@ class Directory:
         self._apply(document)
 
     def _fulfil(self, wish: Wish) -> None:
-        if wish.kind == "lost":  # for good, if the newest document does not know better
+        if wish.kind == "lost":  # the newest document decides whether the loss is final
             self._learn(self._registry.get(self._name))
         if wish.kind == "lost" and (why := self._why_lost(wish)):
             self._lose(wish.partition, why)
@@ -248,7 +249,7 @@ class Directory:
     def _spare(
         self, document: PlacesDocument, partition: int, primary: Seat, but: bytes
     ) -> Seat | None:
-        """A lane that answers now, of another reducer than the primary's."""
+        """A lane that answers now. Its reducer is not the primary's."""
         for slot in document.spare_slots(partition, primary.slot):
             answer = self._ask(document, slot, primary.lane, _ANSWER)
             if answer is not None and answer[1] != but:

@@ -1,11 +1,11 @@
-"""Gradients that a table may take: finite, with finite squares."""
+"""Checks that gradients and their squares are finite."""
 
 from __future__ import annotations
 
 from reducer.kernels import load
 from reducer_client.tables.layout import Layout, Vector
 
-LIMIT = 2.0**63  # of a magnitude, excluded
+LIMIT = 2.0**63  # magnitudes must be below
 
 _kernels = load()
 

@@ -12,7 +12,8 @@ from reducer_client.tables.shared import Shared
 
 
 class FirstValues:
-    """``arrays``: the parameters, then the slots of a restored table. ``versions``: of its shards.
+    """``arrays``: the parameters, then the slots of a restored table. ``versions``: the versions of
+    the shards of a restored table.
 
     The caller of each method holds the lock.
     """
@@ -34,7 +35,7 @@ class FirstValues:
 
     @property
     def are_there(self) -> bool:
-        """Whether the lanes have answered all that was sent."""
+        """Whether the lanes have answered all frames."""
         return not self._unanswered
 
     def items(self, partition: int) -> list[Item]:
@@ -58,7 +59,7 @@ class FirstValues:
             kind=MessageKind.PUSH,
             dtype=DType.FLOAT32,
             flags=int(Flag.VALUES),
-            rank=self._worker & NO_RANK,  # a reader may bring those of a checkpoint
+            rank=self._worker & NO_RANK,  # a reader may bring the values of a checkpoint
             root=root,
             chunk=shard,
             key=self._layout.key,

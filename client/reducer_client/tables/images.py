@@ -17,8 +17,8 @@ from reducer_client.tables.table import Table
 def image_of(table: Table, timeout: float | None = None) -> TableImage:
     """The table as it is now: parameters, slots, versions and learning rate.
 
-    Tables with common steps: all of it is of one step. In the other modes each shard is of one
-    moment, and the shards may be of different ones: a push may be in some of them only.
+    The image of a table with common steps is the end of one step. In the other modes the shards may
+    be copied at different moments: a push may be in some of the shards only.
 
     Raises the errors of `Table.pull`.
     """

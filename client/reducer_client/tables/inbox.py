@@ -1,4 +1,4 @@
-"""The frames that come from a lane: each goes to whoever waits for it."""
+"""Takes the frames of a lane and gives each one to the object that waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reducer_client.tables.shared import Shared
 
 
 class Hears(Protocol):
-    """What is not an answer. The caller of the first three holds the lock."""
+    """Takes the frames that answer nothing. The lock is held for each method but `take_error`."""
 
     def take_open(self, notice: Notice) -> None: ...
 
@@ -26,11 +26,11 @@ class Hears(Protocol):
     def take_refusal(self, notice: Notice) -> None: ...
 
     def take_error(self, error: messages.Error) -> None:
-        """The lane ends the connection. Raises the error."""
+        """The lane has ended the connection with an error. Raises that error."""
 
 
 class Inbox:
-    """For the thread of one link. ``has_progress``: an answer to a push or a pull has come."""
+    """Used by the thread of one link. ``has_progress``: a push or a pull was answered."""
 
     def __init__(self, shared: Shared, outgoing: Outgoing, hears: Hears, where: str) -> None:
         self.has_progress = False
@@ -41,7 +41,7 @@ class Inbox:
         self._receiving: Pull | None = None  # values of this one, into its memory
 
     def target(self, header: Header) -> memoryview:
-        """Memory for a payload: for values, that of their pull."""
+        """Memory for a payload. The payload of a VALUE goes into the memory of its pull."""
         if header.kind != MessageKind.VALUE:
             return memoryview(bytearray(header.length + HEADER_SIZE))
         with self._shared.changed:
@@ -61,7 +61,7 @@ class Inbox:
                 self._receiving = None
 
     def take(self, frame: Frame) -> None:
-        """Raises what the lane told, or a wire error."""
+        """Handle a frame. Raises the error that the lane sent, or a wire error."""
         header, payload = frame.header, frame.payload
         kind = header.kind
         if kind == MessageKind.RECEIPT:

@@ -3,9 +3,9 @@
 Laws:
 
 - The thread alone touches the socket. Callers put frames into `Outgoing` and wake it.
-- It runs no code of the program, and holds the lock only for a moment.
-- The connection is made again whenever it was lost, until the lane has been out of reach for the
-  limit. Then it, and all that waits for it, ends with an error.
+- The thread runs no code of the program, and holds the lock only for a moment.
+- A lost connection is made again, until the lane has been out of reach for the limit. Then the link
+  and everything that waits for the lane end with an error.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from reducer_client.tables.outgoing import Outgoing
 from reducer_client.tables.places import Place, opening
 from reducer_client.tables.shared import Shared, logger
 
-FIRST_WAIT = 0.02  # before the next attempt to connect; doubled each time
+FIRST_WAIT = 0.02  # seconds before the next attempt to connect, doubled each time
 LONGEST_WAIT = 0.5
-HEARTBEAT = 1.0  # or a quarter of the silence that counts as a lost connection
-# After this many attempts to connect in a row that fail, a partition may move to its backup.
+HEARTBEAT = 1.0  # seconds; at most a quarter of the silence that counts as a lost connection
+# A partition may move to its backup after this many failed attempts to connect in a row.
 SUSPECT_AFTER = 2
-CLOSE_SECONDS = 1.0  # for BYE
-# Connections in a row that end by damaged bytes, or what looks like them, each within LONG_LIVED
-# seconds and without any progress.
+CLOSE_SECONDS = 1.0  # time to send BYE
+# The link ends after so many connections in a row that end by damaged bytes, or by an error that
+# may come from damaged bytes, each within LONG_LIVED seconds and without progress.
 MOST_DAMAGES = 10
 LONG_LIVED = 10.0
-_OPEN_NUMBER = 1  # of the call `open` on each connection; other calls have higher ones
+_OPEN_NUMBER = 1  # number of the call `open` on each connection; other calls have higher numbers
 # The checksum of a frame is computed just before the frame is sent, so that its bytes are still in
-# the cache. So the next frame is taken when no more than this is unsent.
+# the cache. So the next frame is taken when at most this many bytes are unsent.
 _MOST_UNSENT = 256 << 10
-# After these errors of a lane the connection is made again; after the others only if the partition
-# may have moved.
+# After these errors of a lane the connection is made again. After _MOVED it is made again if the
+# partition may have moved.
 _PASSING = (ErrorCode.UNAVAILABLE, ErrorCode.INTEGRITY, ErrorCode.CORRUPTED, ErrorCode.INTERNAL)
 _MOVED = (ErrorCode.STATE_LOST, ErrorCode.EVICTED)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """All in seconds. ``silence``: without a byte for this long the connection counts as lost."""
+    """Times in seconds. A connection without a byte for ``silence`` counts as lost."""
 
     connect_timeout: float
     reducer_wait: float
@@ -70,7 +70,7 @@ class Limits:
 
 
 class LinkEvents(Protocol):
-    """Who hears of a link. The link holds the lock while it calls."""
+    """Takes the events of a link. The link holds the lock while it calls."""
 
     def opened(self, link: LaneLink, notice: Notice) -> None: ...
 
@@ -85,7 +85,7 @@ class LinkEvents(Protocol):
 
 
 class LaneLink:
-    """The link of one partition, wherever that lives.
+    """The link to the lane that has a partition now.
 
     Args:
         partition: its number; -1 for a link that only asks how many lanes a reducer has.
@@ -94,9 +94,9 @@ class LaneLink:
         hello: the first call on each connection.
 
     Attributes:
-        place: where the connection leads, or the next attempt.
-        opened: the newest answer to `open`; None until the first.
-        cause: why there is no connection at the moment; "" while there is one.
+        place: the lane of the connection, or of the next attempt to connect.
+        opened: the newest answer to `open`; None before the first answer.
+        cause: why the link is not connected; "" while it is connected.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class LaneLink:
         self._events = events
         self._limits = limits
         self._down_since = time.monotonic()
-        self._wait = 0.0  # before the next attempt to connect
-        self._failures = 0  # attempts to connect, since there was a connection
+        self._wait = 0.0  # seconds before the next attempt to connect
+        self._failures = 0  # attempts to connect since the last connection
         self._damages = 0
-        self._inbox: Inbox | None = None  # of the newest connection
+        self._inbox: Inbox | None = None  # the inbox of the newest connection
         self._opened_at = 0.0
         self._is_closing = False
         self._is_woken = False
@@ -141,7 +141,7 @@ class LaneLink:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something is to be sent. The caller holds the lock."""
+        """Tell the thread that a frame waits to be sent. The caller holds the lock."""
         if not self._is_woken:
             self._is_woken = True
             with contextlib.suppress(OSError):  # the thread has ended
@@ -216,7 +216,7 @@ class LaneLink:
         return self._limits.connect_timeout if is_new else self._limits.reducer_wait
 
     def _lost(self, error: Exception) -> None:
-        """There is no connection. Waits a moment, or raises the error that ends the link."""
+        """Wait before the next attempt to connect, or raise the error that ends the link."""
         if self._is_closing:
             return
         if self.cause:
@@ -243,7 +243,7 @@ class LaneLink:
                 self._events.suspected(self, has_lost_state)
 
     def _check_passing(self, error: Exception) -> None:
-        """Raises the error unless it may pass, as a lost connection may.
+        """Raises the error unless another attempt to connect may succeed.
 
         Damaged bytes look like a breach of the protocol to the side that reads them.
         """
@@ -270,7 +270,7 @@ class LaneLink:
                 self._is_woken = False
 
     def _talk(self, sock: socket.socket) -> None:
-        """Use the connection until it ends, which is an error, or until the link closes."""
+        """Use the connection until the link closes. Raises an error if the connection ends."""
         inbox = self._inbox = Inbox(self._shared, self.outgoing, self, self.where)
         connection = Connection(sock, self._far, inbox.target, inbox.take)
         try:
@@ -292,7 +292,7 @@ class LaneLink:
             inbox.end()
 
     def _drain_wakes(self) -> None:
-        with self._shared.changed:  # what is put in from here on wakes the thread again
+        with self._shared.changed:  # a frame that is put in from here on wakes the thread again
             if not self._is_woken:
                 return
             self._is_woken = False
@@ -321,7 +321,7 @@ class LaneLink:
         if now - connection.sent_at >= self._heartbeat and not connection.unsent and not self.cause:
             connection.put(Header(kind=MessageKind.HEARTBEAT))
 
-    # --- what the lane says ---------------------------------------------------------------------
+    # --- events of the lane ---------------------------------------------------------------------
 
     def take_news(self, notice: Notice) -> None:
         self._events.news(self, notice)
@@ -354,7 +354,7 @@ class LaneLink:
 
 
 class _MovedError(ConnectionError):
-    """The lane does not have the partition in this term. ``code``: what it says."""
+    """The lane does not have the partition in this term. ``code``: the lane's error code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -362,4 +362,4 @@ class _MovedError(ConnectionError):
 
 
 class _SilentError(ConnectionError):
-    """Nothing came for too long."""
+    """No byte came within the silence limit."""

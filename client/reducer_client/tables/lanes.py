@@ -33,8 +33,8 @@ from reducer_client.tables.settings import READER, Settings
 from reducer_client.tables.shared import Shared
 from reducer_client.trust import Trust
 
-_PROBE_SECONDS = 1.0  # for a lane's answer to the first question
-_JOIN_SECONDS = 2.0  # for the end of a link's thread
+_PROBE_SECONDS = 1.0  # limit for the answer of a lane to the first probe
+_JOIN_SECONDS = 2.0  # limit for the end of a link's thread
 
 
 class TableSide(Protocol):
@@ -44,7 +44,7 @@ class TableSide(Protocol):
     def key(self) -> int: ...
 
     def reopened(self, partition: int) -> tuple[list[Item], list[Item]]:
-        """What to tell a lane on a new connection: at once, and behind all pushes."""
+        """The frames for a lane's new connection: to be sent at once, and behind all pushes."""
 
     def lost_by(self, partition: int, where: str) -> None:
         """A lane has started again, without the table."""
@@ -146,7 +146,7 @@ class Lanes:
         self._tables[name] = table
 
     def remove(self, name: str) -> TableSide | None:
-        """Forget a table, and what waits for its lanes. The caller holds the lock."""
+        """Forget a table and its frames. The caller holds the lock."""
         table = self._tables.pop(name, None)
         if table is not None:
             self.give_up(table.key)
@@ -186,9 +186,11 @@ class Lanes:
             link.outgoing.put(behind)
 
     def _has_lost_tables(self, link: LaneLink, before: Notice, now: Notice) -> bool:
-        """Whether a lane has answered that started later. Raises JoinError for other lanes."""
+        """Whether the lane's process started again. Raises JoinError if its number of lanes
+        differs.
+        """
         if link.place.term:
-            return False  # the lane has checked it
+            return False  # the lane has checked the incarnation
         if now.lanes != before.lanes:
             raise JoinError(
                 f"{link.where}: the reducer has started again with {now.lanes} lanes, it had "
@@ -250,7 +252,7 @@ class Lanes:
         return [document.place(each) for each in range(len(document.partitions))]
 
     def _found(self) -> PlacesDocument:
-        """The first places: all reducers must answer. Raises ReducerErrors."""
+        """The first places. Raises a ReducerError if a reducer does not answer."""
         incarnations = []
         for address, lanes in self._count_lanes():
             answers = [self._probe_lane(address, lane, _PROBE_SECONDS) for lane in range(lanes)]
@@ -311,7 +313,7 @@ class Lanes:
             missing = [f"{link.where} ({link.cause})" for link in links if link.opened is None]
             return f"not connected within {seconds:g} s: {'; '.join(missing)}"
 
-        # The links end with an error of their own, which says more, at the same time.
+        # The links end with errors of their own at the same time, which say more.
         limit = self._limits.connect_timeout + 1.0
         with self._shared.changed:
             try:

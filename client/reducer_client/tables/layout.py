@@ -1,7 +1,7 @@
-"""Where each tensor of a table lies in its vector, and how the vector is cut into shards.
+"""Places each tensor of a table in a vector, and cuts the vector into shards.
 
-Pure functions of the tensors' shapes and the number of partitions: all workers must come to the
-same answer.
+All functions are pure functions of the tensors' shapes and the number of partitions: all workers
+must compute the same layout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Vector = npt.NDArray[np.float32]
 
 FLOAT32 = np.dtype(np.float32)
 LARGEST_SHARD = 256 << 10  # elements: 1 MiB
-LEAST_SHARD = 1 << 10  # elements: a smaller frame is mostly its header and its way
+LEAST_SHARD = 1 << 10  # elements: header and latency dominate the cost of smaller frames
 _MOST_UNPACKED = 1 << 24  # bytes of the tensors' names and shapes that a lane may make us unpack
 
 
@@ -103,8 +103,8 @@ class Layout:
         Raises ValueError if they need more bytes than a description may have.
         """
         plain: bytes = msgpack.packb([[t.name, list(t.shape)] for t in self.tensors])
-        # All workers must send the same bytes. Other builds of zlib compress to other bytes, so
-        # what fits is only wrapped.
+        # All workers must send the same bytes, and builds of zlib differ in how they compress. So
+        # a list that fits is stored uncompressed.
         packed = zlib.compress(plain, 0)
         if len(packed) > MAX_TENSORS_BYTES:
             packed = zlib.compress(plain, 9)
@@ -137,10 +137,10 @@ class Layout:
             array[...] = flat[at : at + tensor.size].reshape(tensor.shape)
 
     def check(self, what: str, given: Mapping[str, object]) -> list[Array]:
-        """The arrays in the order of the tensors, which must be all, float32, of equal shapes.
+        """The arrays in the order of the tensors.
 
-        Raises ValueError for missing and unknown names and for other shapes, TypeError for other
-        dtypes. ``what`` says in the text what the arrays are.
+        Raises ValueError for missing and unknown names and for wrong shapes, TypeError for dtypes
+        other than float32. ``what`` names the arrays in the error's text.
         """
         where = f"{what} of table {self.name!r}"
         if len(given) != len(self.tensors) or any(t.name not in given for t in self.tensors):
@@ -157,7 +157,7 @@ class Layout:
         return arrays
 
     def as_vector(self, arrays: list[Array]) -> Vector | None:
-        """One vector over checked arrays, if they lie behind each other in memory; else None."""
+        """One vector over checked arrays, if they are adjacent in memory; else None."""
         if not arrays:
             return None
         begin = _address(arrays[0])

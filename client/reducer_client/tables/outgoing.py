@@ -1,16 +1,16 @@
-"""The frames for one lane: those that wait, and those that were sent and have no answer yet.
+"""The frames for one lane: waiting frames, and sent frames that are not answered yet.
 
 Laws:
 
 - Pushes and calls are sent in the order in which they were put in. A pull of a shard is sent behind
-  the calls, and the pushes of that shard, that were put in before it. It does not wait for pushes
-  of other shards: so values come while gradients go. Later pushes may overtake a pull, because a
-  pull may wait at the lane for other workers, and they may wait for those pushes. Urgent frames
-  come first.
-- A frame with an answer stays until its answer. After a lost connection all such frames are sent
-  again, in their order, before those that were never sent.
-- The cost of the frames without an answer is at most the credit, and that of pulls at most half of
-  it, so that pulls never keep pushes back. One frame is always allowed.
+  the calls, and the pushes of that shard, that were put in before it. A pull does not wait for
+  pushes of other shards, so values come while gradients go. Later pushes may overtake a pull,
+  because a pull may wait at the lane for other workers, and they may wait for those pushes. Urgent
+  frames are sent first.
+- A frame that expects an answer is kept until the answer. After a lost connection all sent frames
+  without an answer are sent again, in their order, before the waiting frames.
+- The cost of the unanswered frames is at most the credit. The cost of the unanswered pulls is at
+  most half of the credit, so pulls never block pushes. One frame is always allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 from reducer.wire.codes import Flag, MessageKind, Outcome
 from reducer.wire.header import Header
 
-# (kind of the frame, its numbers): what an answer names.
+# An answer names its frame by the frame's kind and numbers.
 AnswerKey: TypeAlias = tuple[int, int, int, int]
 
 _PUSH = int(MessageKind.PUSH)
@@ -36,7 +36,7 @@ _ROOTS = (*range(1, 8), 0)
 
 
 class Waiter(Protocol):
-    """Whoever waits for the answer to an item. The caller of `answered` holds the lock."""
+    """Waits for the answer to an item. The caller of `answered` holds the lock."""
 
     def answered(self, item: Item, header: Header) -> None: ...
 
@@ -44,10 +44,10 @@ class Waiter(Protocol):
 class Item:
     """One frame for a lane.
 
-    ``answers``: how many frames answer it. ``cost``: bytes of credit that it takes until then.
-    ``table``: the key of its table, or 0. ``behind``: of a pull, the order of the last frame that
-    is sent before it. ``marks``: by shard, the number up to which receipts have come; the frame
-    says what holds when it is sent.
+    ``answers``: the number of frames that answer this one. ``cost``: bytes of credit that the frame
+    takes until it is answered. ``table``: the key of its table, or 0. ``behind``: the order of the
+    last frame that is sent before this pull. ``marks``: the last push that has its receipt, by
+    shard; the value at the time of sending goes into the frame.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Item:
         self.table = table
         self.marks = marks
         self.left = answers  # answers that have not come
-        self.charged = 0  # of the credit, at the moment
+        self.charged = 0  # bytes of credit that the item takes at the moment
         self.order = 0
         self.behind = 0
         self.is_given_up = False
@@ -181,9 +181,9 @@ class Outgoing:
         return None
 
     def give_up(self, table: int, pull: int = 0) -> None:
-        """Nobody waits any more for the frames of a table, or only for those of one pull of it.
+        """Discard the waiting frames of a table, or of one of its pulls.
 
-        Frames that were sent keep their credit until the lane answers them.
+        Sent frames keep their credit until the lane answers them, and the answers are ignored.
         """
 
         def concerns(item: Item) -> bool:
@@ -202,7 +202,7 @@ class Outgoing:
             queue.extend(kept)
 
     def reopened(self) -> None:
-        """The connection is a new one: what has no answer is sent again."""
+        """The connection is new: unanswered frames are sent again."""
         again = [item for item in self._sent.values() if not item.is_given_up]
         self._sent.clear()
         self._charged = self._charged_pulls = 0
@@ -210,7 +210,7 @@ class Outgoing:
         for item in again:
             item.left, item.charged = item.answers, 0
             (self._pulls if item.is_pull else self._ordered).appendleft(item)
-        self._urgent.clear()  # the tables say again what still matters
+        self._urgent.clear()  # the tables make new urgent frames for a new connection
 
     def _charge(self, item: Item, cost: int) -> None:
         change, item.charged = cost - item.charged, cost

@@ -1,4 +1,4 @@
-"""Where each partition of a job's tables lives: on which lane of which reducer."""
+"""The place of each partition of a job's tables: a lane of a reducer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Spot(NamedTuple):
 class Place(NamedTuple):
     """The lane that has a partition.
 
-    ``term``: which holder of the partition it is; 0 where partitions have no backups and do not
-    move. Then ``reducer`` is not known beforehand. ``backup``: where each change goes before it
-    counts; while ``is_filling`` it is a spare that does not have everything yet.
+    ``term``: counts the holders of the partition. Partitions without backups do not move: their
+    term is 0, and ``reducer`` is empty. ``backup``: the lane that gets each change before the
+    change is acknowledged. While ``is_filling``, the backup is a spare that does not have
+    everything yet.
     """
 
     address: str
@@ -50,7 +51,7 @@ class Places:
         return self._places[partition]
 
     def move(self, partition: int, place: Place) -> None:
-        """The partition lives there now. A place whose term is not newer is ignored."""
+        """The partition lives at this place now. A place without a newer term is ignored."""
         if place.term > self._places[partition].term:
             self._places[partition] = place
             self._moved(partition)
@@ -62,7 +63,7 @@ def spread(lanes_by_slot: Sequence[tuple[str, int]]) -> list[Place]:
 
 
 def opening(hello: TableCall, place: Place) -> TableCall:
-    """The call `open` that says which term of the partition the worker means."""
+    """The call `open` with the term in which the worker knows the partition."""
     backup = place.backup or Spot("", 0)
     return replace(
         hello,

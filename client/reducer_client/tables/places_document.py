@@ -1,8 +1,8 @@
-"""The record of the registry that says where each partition lives, and all decisions about it.
+"""The registry's record of where each partition lives, and all decisions about the record.
 
-Pure. Each decision is a function of the document and of what a worker has seen; it returns the next
-document, or None if there is nothing to decide: the document says otherwise already. All workers
-decide alike, and the registry's compare-and-set makes one of them the decider.
+Pure. Each decision is a function of the document and of an observation of a worker. A decision
+returns the next document, or None if the document contradicts the observation. All workers decide
+alike, and the registry's compare-and-set makes one of them the decider.
 
 Laws (T13): a partition has one primary in a term. Each change of its entry is a new term. A backup
 that is filling never becomes the primary.
@@ -67,7 +67,7 @@ class PlacesDocument:
     def promote(self, partition: int, term: int, spare: Seat | None) -> PlacesDocument | None:
         """The primary of this term is out of reach: its backup takes its place.
 
-        ``spare``: what is to become the next backup; None if there is none now.
+        ``spare``: the lane that is to become the next backup; None without such a lane.
         """
         entry = self.partitions[partition]
         if entry.term != term or entry.backup is None or entry.is_filling:
@@ -79,7 +79,7 @@ class PlacesDocument:
     ) -> PlacesDocument | None:
         """The primary of this term does not reach its backup, or its spare, with this incarnation.
 
-        It goes on without the backup, and fills the spare if there is one.
+        The primary goes on without the backup, and fills the spare if there is one.
         """
         entry = self.partitions[partition]
         if entry.term != term or entry.backup is None or entry.backup.incarnation != reducer:
@@ -138,7 +138,7 @@ class PlacesDocument:
 
 
 def found(reducers: Sequence[str], incarnations: Sequence[Sequence[bytes]]) -> PlacesDocument:
-    """The first document. ``incarnations``: of the lanes of each reducer."""
+    """The first document. ``incarnations``: the incarnations of each reducer's lanes."""
     entries = []
     for slot, lanes in enumerate(incarnations):
         behind = (slot + 1) % len(reducers)

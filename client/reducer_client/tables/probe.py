@@ -1,4 +1,4 @@
-"""Asks a lane who it is, on a connection of its own that is closed again."""
+"""Asks a lane for its number and incarnation, on a connection for this question alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reducer.wire.table_messages import Notice, TableCall
 from reducer_client.registry.dial import Dialer
 from reducer_client.tables.connection import crc32c
 
-# No table has this partition: a reader of it disturbs nobody.
+# No table has this partition, so a reader of this partition disturbs nobody.
 PARTITION = MAX_PARTITIONS - 1
 
 

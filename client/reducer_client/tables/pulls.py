@@ -13,9 +13,9 @@ from reducer_client.tables.shared import Shared
 
 
 class Pull:
-    """``into``: a vector for the parameters, and one for each slot if they are pulled, too.
+    """``into``: a vector for the parameters, and a vector for each slot if slots are pulled, too.
 
-    ``versions``: the version of each shard that has come. The threads of the lanes receive values
+    ``versions``: the version of each received shard. The threads of the lanes receive values
     straight into the vectors, without the lock, from `begin_write` to `end_write` or
     `abandon_write`.
     """
@@ -65,7 +65,7 @@ class Pull:
         """Answers come by `end_write`."""
 
     def check(self, header: Header, where: str) -> None:
-        """Raises BadFrameError unless a VALUE is one that was asked for."""
+        """Raises BadFrameError unless this pull has asked for the VALUE."""
         expected = self._bytes(header.chunk)
         if header.length != expected or header.root >= len(self._into):
             raise wire.BadFrameError(
@@ -93,9 +93,10 @@ class Pull:
             self._shared.changed.notify_all()
 
     def wait_for_writers(self) -> None:
-        """Give the pull up: after this nobody writes any more. The caller holds the lock.
+        """Give the pull up, and wait until no thread writes into its vectors. The caller holds the
+        lock.
 
-        It takes no longer than a frame, or than a silent connection is kept.
+        This takes no longer than a frame, or than a silent connection is kept.
         """
         self._is_given_up = True
         while self._writing:

@@ -24,7 +24,7 @@ class Reads:
     def into(self, into: Sequence[Vector], limit: float) -> list[int]:
         """Pull into vectors. Returns the versions of the shards.
 
-        Raises RoundTimeoutError after ``limit`` seconds, and what has ended the table.
+        Raises RoundTimeoutError after ``limit`` seconds, and the error that has ended the table.
         """
         deadline = time.monotonic() + limit
 
@@ -51,7 +51,7 @@ class Reads:
         return pull.versions
 
     def _ask(self, pull: Pull, least_version: int) -> None:
-        """Ask for all shards; again only for those that are older than the version."""
+        """Ask for all shards the first time, then only for shards older than the version."""
         least_clock = 0 if self._bound is None else max(0, self._state.clock - self._bound)
         for partition in self._state.partitions:
             wanted = self._layout.by_partition[partition]

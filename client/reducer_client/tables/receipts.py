@@ -1,4 +1,4 @@
-"""A push, as its caller sees it, and the receipt that says what became of it."""
+"""A push, as its caller sees it, and the receipt with the outcome of the push."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Outcome = Literal["applied", "dropped", "carried", "partial"]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a push.
+    """The outcome of a push.
 
     Attributes:
         outcome: ``"applied"``; ``"dropped"``: too stale, or too late for its step; ``"carried"``:
@@ -27,7 +27,7 @@ class Receipt:
         version: the least version of the table's shards after the update.
         staleness: the greatest number of updates that a shard had between the pull and the push.
         versions: the least and the greatest version of the shards after the update.
-        weight: how many gradients the push was: 1, and 1 more for each one that was carried.
+        weight: the number of gradients in the push: 1, and 1 more for each carried gradient.
     """
 
     outcome: Outcome

@@ -33,10 +33,10 @@ JOB_NAMES = ("ps", "worker", "chief", "evaluator")
 
 @dataclass(frozen=True)
 class Role:
-    """What this process does in its job.
+    """The role of this process in its job.
 
     Attributes:
-        kind: ``"ps"``: a reducer; ``"worker"``, of which number 0 is the chief; ``"evaluator"``:
+        kind: ``"ps"``, a reducer; ``"worker"``, worker 0 is the chief; or ``"evaluator"``, which
             only pulls.
         index: the number of this reducer or worker, from 0 on; 0 for an evaluator.
         reducers: the addresses of all reducers.
@@ -70,9 +70,9 @@ class Role:
     def serve(self, *options: str) -> NoReturn:
         """Become the reducer: this process goes on as ``reducer serve`` on the port of its address.
 
-        As ``server.join()`` in TensorFlow it never returns: whoever started the process ends it.
-        ``options`` are further ones of ``reducer serve``: beyond loopback it needs a key,
-        certificates or ``--insecure``.
+        Like ``server.join()`` in TensorFlow, this method never returns: end the process to end the
+        reducer. ``options`` are further options of ``reducer serve``. Beyond loopback ``reducer
+        serve`` needs a key, certificates or ``--insecure``.
         """
         if self.kind != "ps":
             raise ValueError(f"this {self.kind} is no reducer: call parameter_server()")
@@ -88,14 +88,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group("cluster", "by default TF_CONFIG, or a launcher's variables")
     flags.add_argument("--ps_hosts", default="", help="host:port of each reducer, with commas")
     flags.add_argument("--worker_hosts", default="", help="host:port of each worker, with commas")
-    flags.add_argument("--job_name", default="", help=f"of this task: {', '.join(JOB_NAMES)}")
+    flags.add_argument("--job_name", default="", help=f"role of this task: {', '.join(JOB_NAMES)}")
     flags.add_argument("--task_index", type=int, default=0, help="number of this task in its job")
 
 
 def find_role(flags: argparse.Namespace | None = None) -> Role:
-    """The role of this process, by the flags of `add_flags` or by the environment.
+    """The role of this process, from the flags of `add_flags` or from the environment.
 
-    Raises ValueError if a value is missing, or does not fit the others.
+    Raises ValueError if a value is missing, or contradicts another value.
     """
     if flags is not None and (flags.job_name or flags.ps_hosts or flags.worker_hosts):
         return _by_flags(flags)

@@ -100,9 +100,10 @@ class ParameterServer:
 
         Args:
             name: the name of the table; 256 bytes at most.
-            tensors: the first values, as ``{name: array}`` or as pairs. float32; they are copied.
-            optimizer: from `reducer.optimizers`. ``NoOptimizer()``: the table holds the mean of the
-                last step, or the last push.
+            tensors: the first values, as ``{name: array}`` or as pairs. The arrays must be float32,
+                and are copied.
+            optimizer: from `reducer.optimizers`. With ``NoOptimizer()`` the table holds the mean of
+                the last step, or the last push.
             mode: ``"async"``, ``"sync"``, `Async`, `SSP`, `Sync` or `KOfN`.
             initial: False: this worker brings no first values; only the shapes of ``tensors``
                 count. A pull then waits until another worker has brought them.
@@ -111,7 +112,7 @@ class ParameterServer:
         Raises:
             ValueError, TypeError: an argument is not as above.
             MismatchError: another worker has described the table differently, or has other first
-                values. The text has both.
+                values. The text has both descriptions.
             QuotaExceededError: a reducer has too little memory.
             RoundTimeoutError: the reducers did not answer in time.
         """
@@ -141,8 +142,8 @@ class ParameterServer:
     ) -> Table:
         """Make a table from a checkpoint's image, with its slots, versions and learning rate.
 
-        The reducers may be others, and another number of them. Every worker may restore the same
-        image; a worker without the checkpoint uses `attach`.
+        The reducers and their number may differ from those of the save. Every worker may restore
+        the same image; a worker without the checkpoint uses `attach`.
 
         Args:
             image: from `load_images`, or `reducer_client.tables.checkpoints.load`.
@@ -167,12 +168,12 @@ class ParameterServer:
         """Save all tables that this object has, as one checkpoint.
 
         Args:
-            directory: is made if it does not exist. One job has it for itself.
+            directory: a directory for the checkpoints of one job. A missing directory is made.
             step: the checkpoint's number; by default the greatest version of a shard.
-            keep: how many checkpoints remain; None: all.
+            keep: the number of checkpoints that are kept; None keeps all.
 
         Returns the folder of the checkpoint. Raises CheckpointError (no table, a full disk ...) and
-        the errors of `Table.pull`; the checkpoints before are untouched.
+        the errors of `Table.pull`. After an error the earlier checkpoints are unchanged.
         """
         images = [image_of(table) for table in self._tables.values()]
         if not images:
@@ -182,7 +183,7 @@ class ParameterServer:
         return save(directory, number, images, job=self.job, keep=keep)
 
     def load(self, directory: str | Path, step: int | None = None) -> dict[str, Table]:
-        """Restore all tables of a checkpoint: the newest that is whole, or that of ``step``.
+        """Restore all tables of a checkpoint: the one that was saved last, or that of ``step``.
 
         Returns the tables by name. Raises CheckpointError, and the errors of `restore`.
         """
@@ -199,13 +200,13 @@ class ParameterServer:
     ) -> Supervisor:
         """Save all tables from time to time, in a thread, until this object is closed.
 
-        One worker does so, by custom worker 0. A save reads the tables as any pull does: the others
-        train on.
+        One worker should do so, usually worker 0. A save reads the tables as a pull does: the other
+        workers train on.
 
         Args:
             every_steps: versions from one save to the next.
             every_seconds: seconds from one save to the next.
-            keep: how many checkpoints remain; None: all.
+            keep: the number of checkpoints that are kept; None keeps all.
 
         Raises CheckpointError if a number is out of range.
         """
@@ -219,12 +220,12 @@ class ParameterServer:
         return supervisor
 
     def attach(self, name: str, timeout: Timeout | None = None) -> Table:
-        """Take part in a table whose tensors, optimizer and mode the reducers tell.
+        """Take part in a table. The reducers tell its tensors, optimizer and mode.
 
-        Waits until another worker has made it.
+        Waits until another worker has made the table.
 
         Raises:
-            RoundTimeoutError: nobody made the table in time. The text names the tables that exist.
+            RoundTimeoutError: no worker made the table in time. The text names the existing tables.
             ValueError: this parameter server has the table already.
         """
         self._shared.check_process()
@@ -265,15 +266,15 @@ class ParameterServer:
             calls = [self._lanes.call(notice.partition, message) for notice in notices]
         try:
             self._wait_for(calls, limit, f"drop({name!r})")
-        except ProtocolError:  # a lane knows no such table: perhaps a repeated call was done before
+        except ProtocolError:  # a lane does not know the table: perhaps the call was repeated
             if name in self._list(limit):
                 raise
 
     def close(self, timeout: Timeout = _CLOSE_SECONDS) -> None:
         """Leave the tables, which stay on the reducers. May be called more than once.
 
-        Waits for the receipts of pushes on their way, ``timeout`` seconds at most. A push without a
-        receipt then fails with ClosedError: it may have been applied, or not.
+        Waits for the receipts of pushes in flight, ``timeout`` seconds at most. A push without a
+        receipt then fails with ClosedError, and its outcome is unknown.
         """
         if self._shared.is_forked:
             return
@@ -354,7 +355,7 @@ class ParameterServer:
             )
 
     def _forget(self, name: str) -> bool:
-        """Returns whether the table was here. What waits for it fails."""
+        """Returns whether the table was here. Calls that wait for the table fail."""
         with self._shared.changed:
             table = self._tables.pop(name, None)
             state = self._lanes.remove(name)
@@ -419,7 +420,7 @@ class ParameterServer:
 
 
 def _is_complete(description: Description, notices: Sequence[Notice]) -> bool:
-    """Whether all lanes with shards of a table have told of it."""
+    """Whether all lanes with shards of a table have described it."""
     told = {notice.partition for notice in notices}
     parts = enumerate(description.layout.by_partition)
     return told >= {partition for partition, shards in parts if shards}

@@ -13,7 +13,7 @@ READER = -1
 @dataclass(frozen=True)
 class Settings:
     """Times are in seconds. ``worker``: READER if this process only reads. ``workers``: the number
-    of workers; None if nothing tells it.
+    of workers; None if it is unknown.
     """
 
     addresses: tuple[str, ...]
@@ -50,7 +50,7 @@ def resolve(
     rank, size = (None, workers) if reader else config.find_worker(worker, workers)
     found = config.require_addresses(addresses).value
     _check_replicas(replicas, found)
-    # A partition with a backup moves when its lane is silent, so that is noticed sooner.
+    # A partition with a backup moves when its lane is silent, so the limit is shorter then.
     silence_of = "silence" if replicas else "lane_silence"
     return Settings(
         addresses=found,

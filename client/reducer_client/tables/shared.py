@@ -1,4 +1,4 @@
-"""What all threads of one parameter server share: the lock, the end, and how callers wait."""
+"""The state that all threads of one parameter server share: the lock, and the error at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAP = 5.0
 
 
 class Shared:
-    """The lock is `changed`'s. Whoever changes what a caller may wait for notifies it.
+    """The lock is the lock of `changed`. A thread that changes a waited-for state notifies it.
 
     ``timeout``: default of each wait, in seconds.
     """
@@ -53,7 +53,9 @@ class Shared:
             raise self.failure
 
     def end(self, error: ReducerError) -> None:
-        """All waits fail from now on. The first end counts. The caller holds the lock."""
+        """All waits fail with this error from now on. The first error counts. The caller holds the
+        lock.
+        """
         if self.failure is None:
             self.failure = error
         self.changed.notify_all()

@@ -13,10 +13,10 @@ MOST_IN_FLIGHT = 8  # pushes of a table; a further one waits
 
 
 class Staging:
-    """One gradient. ``weight``: how many gradients it is the sum of.
+    """One gradient, or a sum of gradients. ``weight``: the number of gradients in the sum.
 
-    ``keeps``: objects whose memory the vector is; None if the memory belongs to the pool.
-    ``uses``: how many reasons there are to keep the vector.
+    ``keeps``: the objects whose memory the vector borrows; None if the memory belongs to the pool.
+    ``uses``: the number of users of the vector.
     """
 
     def __init__(self, vector: Vector, keeps: object = None) -> None:
@@ -54,7 +54,7 @@ class StagingPool:
         return Staging(vector)
 
     def release(self, staging: Staging) -> None:
-        """One reason less to keep the vector."""
+        """A user of the vector needs it no more."""
         staging.uses -= 1
         if staging.uses:
             return

@@ -22,10 +22,10 @@ from reducer_client.tables.steps import Choice, Decided, Order, Say, SendGradien
 class StepPushes:
     """Carries out the orders of `Steps`. The caller of each method holds the lock.
 
-    Pushes enter one after the other: a push waits until the lanes have applied the one before it,
-    or until that one is in no step.
+    Pushes enter one after the other: a push waits until the lanes have applied the push before it,
+    or until the push before it is in no step.
 
-    ``rate``: the learning rate of the newest set; -1 before the first.
+    ``rate``: the learning rate of the newest set; -1 before the first set.
     """
 
     def __init__(self, table: TableContext, steps: Steps, late: Literal["drop", "carry"]) -> None:
@@ -68,7 +68,7 @@ class StepPushes:
         return carried
 
     def put_back(self, carried: list[Staging]) -> None:
-        """The push was refused: the next one must add these."""
+        """The push was refused: the next push must add its carried gradients."""
         self._carried = carried + self._carried
 
     def submit(self, push: Push, staging: Staging) -> None:

@@ -1,11 +1,11 @@
-"""The worker's side of a table's steps (PROTOCOL.md, section 17): what to say when.
+"""The worker's side of a table's steps (PROTOCOL.md, section 17): events in, orders out. Pure.
 
-Pure: events in, orders out. Laws:
+Laws:
 
 - A gradient is in a step if the step was committed with this worker in its set, and never
   otherwise. Until the commit nothing is decided: the owner may choose another set.
-- Each member tells the set to the lanes that do not own the steps, and each worker the commit, so
-  that a step ends although the owner's connection to another worker, or a worker, is lost.
+- Each member of the set tells the set to the lanes that do not own the steps. Each worker tells
+  them the commit. So a step ends although the owner's connection to a worker, or a worker, is lost.
 - Repeats change nothing.
 """
 
@@ -32,14 +32,14 @@ class Say:
 
 @dataclass(frozen=True)
 class SendGradient:
-    """Send the gradient that was entered to all lanes, as that of this step."""
+    """Send the entered gradient to all lanes, as the gradient of this step."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The gradient of this step is in the table for ever, or it never will be."""
+    """The gradient of this step is in the table (``is_in``), or will never be."""
 
     step: int
     is_in: bool
@@ -66,13 +66,13 @@ class Steps:
 
     Args:
         worker: this worker's number.
-        partitions: those that have shards of the table.
+        partitions: the partitions with shards of the table.
         owner: the partition that owns the steps.
         needs_all: whether each set is all workers, so that a gradient can be sent at once.
         version: the version of the values that this worker has.
 
-    ``version``: the newest that the table is known to have. ``last``: the step that was entered
-    last. A pull of its version or a later one shows its end.
+    ``version``: the newest known version of the table. ``last``: the step that was entered last. A
+    pull of version ``last`` or later shows the end of that step.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Steps:
         self.version = version
         self.last = version
         self._base = version  # the newest version that this worker has pulled
-        self.was_sent = False  # the gradient that was entered
+        self.was_sent = False  # whether the entered gradient was sent
         self._worker = worker
         self._partitions = frozenset(partitions)
         self._others = sorted(self._partitions - {owner})
@@ -90,7 +90,7 @@ class Steps:
         self._entered = 0  # the step whose gradient is undecided; 0: none
         self._weight = 1
         self._choice = _NO_CHOICE
-        self._folding = (0, 0)  # the newest (step, generation) of which `folded` has come
+        self._folding = (0, 0)  # the (step, generation) of the newest `folded`
         self._folded: set[int] = set()
         self._committed = (0, 0)
 
@@ -104,7 +104,7 @@ class Steps:
     def enter(self, weight: int = 1) -> list[Order]:
         """A gradient is ready: enter the step behind the version from which it was computed.
 
-        That is the newest that was pulled, or the end of the step before.
+        That version is the newest pulled version, or the end of the last entered step.
         """
         assert not self._entered
         self.last = self._entered = max(self._base, self.last) + 1
@@ -122,7 +122,7 @@ class Steps:
         return [*relays, *self._send_if_chosen()]
 
     def take_late(self, step: int) -> list[Order]:
-        """Only a commit decides: a set without this worker may be replaced by one with it."""
+        """Decides nothing without a commit: a set that has this worker may follow."""
         return self._decide_unsent() if step <= self.version else []
 
     def take_folded(self, step: int, generation: int, partition: int) -> list[Order]:
@@ -162,7 +162,7 @@ class Steps:
         return self._decide_unsent()
 
     def reopened(self, partition: int) -> list[Order]:
-        """A lane has a new connection: what it may have missed."""
+        """The orders that a lane may have missed before its new connection."""
         orders: list[Order] = []
         if partition == self._owner:
             if self._entered:

@@ -1,7 +1,7 @@
 """Saves the tables of a job from time to time, in a thread of one worker.
 
-Law: a save that fails is told in the log, and tried again when the next one is due. It ends neither
-the training nor the thread: the checkpoints before it are whole.
+Law: a save that fails is logged, and tried again when the next save is due. A failed save ends
+neither the training nor the thread: the earlier checkpoints are whole.
 """
 
 from __future__ import annotations

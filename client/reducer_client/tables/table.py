@@ -72,8 +72,8 @@ class Table:
                 arrays of a `pull` do.
             timeout: seconds that the call may wait until all first values have come, and while too
                 many pushes are in flight. None means the parameter server's ``timeout``.
-            base: what `base` was after the pull from which the gradient was computed. By default
-                that is the last pull. Not used in common steps.
+            base: the value of `base` after the pull from which the gradient was computed, by
+                default after the last pull. Not used in common steps.
 
         Raises:
             ValueError: names are missing or unknown, or a shape differs.
@@ -224,7 +224,7 @@ class Table:
             return self._reads.into(into, self._shared.timeout if limit is None else limit)
 
     def has_seen(self, versions: list[int]) -> None:
-        """The next gradients are of parameters of these versions. The caller holds the lock."""
+        """Note the versions of the parameters of the next gradients. The caller holds the lock."""
         self._bases = list(versions)
         for shard, version in enumerate(versions):
             self._table.note_versions((shard,), version)
@@ -234,9 +234,10 @@ class Table:
     # --- the rest -------------------------------------------------------------------------------
 
     def clock(self) -> int:
-        """End a clock of this worker. Returns the number of clocks that it has ended.
+        """End a clock of this worker. Returns the number of clocks that the worker has ended.
 
-        Holds for all pushes before it. Pulls of other workers of an SSP table wait for it.
+        The clock contains all pushes before this call. Pulls of other workers of an SSP table wait
+        for the end of the clock.
         """
         self._check_writer("clock")
         if self._state.steps is not None:
@@ -249,10 +250,11 @@ class Table:
 
     @property
     def lr(self) -> float | None:
-        """The learning rate, as far as this worker knows; None if the optimizer has none.
+        """The learning rate that this worker knows; None if the optimizer has no learning rate.
 
-        To set it changes it on the reducers, for all pushes after it. If all workers set it, the
-        first one that makes the n-th change decides it, so all should follow one schedule.
+        An assignment changes the learning rate on the reducers, for all later pushes. If all
+        workers assign, the first worker that makes the n-th change decides it, so all workers
+        should follow one schedule.
         """
         if self._state.rate >= 0:
             return self._state.rate
@@ -267,8 +269,8 @@ class Table:
 
         Args:
             rate: from 0 on.
-            number: of the change; one that is not above the number of the last change does nothing.
-                By default the number of the last change that this worker knows, plus 1.
+            number: the number of the change, by default 1 above the last change that this worker
+                knows. A change whose number is not above that of the last change does nothing.
 
         Raises ValueError if the optimizer has no learning rate, or refuses this one.
         """
@@ -322,7 +324,7 @@ class Table:
 
     @property
     def counts(self) -> Counts:
-        """What became of this worker's pushes."""
+        """The number of this worker's pushes by outcome."""
         return self._table.tally.counts
 
     @property
@@ -336,12 +338,12 @@ class Table:
             raise ValueError(f"table {self.name!r}: {call}: a reader may only pull")
 
     def _check(self) -> None:
-        """Raises what has ended the table. The caller holds the lock."""
+        """Raises the error that has ended the table. The caller holds the lock."""
         self._table.check()
         self._shared.check()
 
     def _describe_first_values(self, limit: float) -> str:
         return (
-            f"table {self.name!r}: after {limit:g} s not all first values have come: does a worker "
-            "make the table with initial=True?"
+            f"table {self.name!r}: first values are missing after {limit:g} s: does a worker make "
+            "the table with initial=True?"
         )

@@ -21,7 +21,8 @@ from reducer_client.tables.steps import Steps
 class TableState:
     """The caller of each method holds the lock.
 
-    ``clock``: the clocks that this worker has ended. ``partitions``: those with shards.
+    ``clock``: the number of clocks that this worker has ended. ``partitions``: the partitions with
+    shards.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class TableState:
         self.partitions = [each for each, shards in enumerate(layout.by_partition) if shards]
         self.clock = 0
         self.rate = -1.0  # the newest that this worker knows; -1: the optimizer's own
-        self.rate_number = 0  # of the last change
+        self.rate_number = 0  # the number of the last change
         self.steps: StepPushes | None = None
         self.pushes: Pushes | None = None
         self._first = first
@@ -79,10 +80,10 @@ class TableState:
             lanes.call(each, describe(each), self.key, partial(self._described, each))
             for each in self.partitions
         ]
-        if self.is_reader:  # it brings the values of a checkpoint
+        if self.is_reader:  # a reader that brings the values of a checkpoint
             return calls
-        # Number 0 changes nothing. The answer has the number of the last change: a worker that
-        # starts again must count on from there.
+        # A change with number 0 changes nothing. The answer has the number of the last change, so
+        # a worker that starts again goes on from that number.
         message = TableCall("rate", name=self.description.layout.name, rate=0.0, number=0)
         asked = [lanes.call(each, message, self.key, self.note_rate) for each in self.partitions]
         return calls + asked
@@ -97,11 +98,11 @@ class TableState:
             self.context.lanes.put(partition, [self._clock_item()])
 
     def drop_first_values(self) -> None:
-        """All lanes have them: nobody will ask again."""
+        """Free the first values if all lanes have them: no lane will ask again."""
         if self.is_ready and self.has_sent_values:
             self._first = None
 
-    # --- what the connections tell --------------------------------------------------------------
+    # --- events of the connections --------------------------------------------------------------
 
     def reopened(self, partition: int) -> tuple[list[Item], list[Item]]:
         if partition not in self._registered or self.context.failure is not None:
@@ -119,7 +120,7 @@ class TableState:
         if not layout.by_partition[partition] or self.context.failure is not None:
             return
         if partition not in self._registered and not self.is_reader:
-            return  # the lane never had anything of it
+            return  # the lane never had a shard of the table
         self.fail(
             StateLostError(
                 f"table {layout.name!r} is lost: {where} has started again and has no tables. "
@@ -175,7 +176,7 @@ class TableState:
             self.steps.saw(notice.version)
         shards = self.description.layout.by_partition[partition]
         self.context.note_versions(shards, notice.version)
-        if notice.clock > self.clock:  # this worker is seated there at once, and so everywhere
+        if notice.clock > self.clock:  # the lane has taken this worker in at that clock
             self.clock = notice.clock
             self.tell_clock()
 

@@ -1,4 +1,4 @@
-"""What became of this worker's pushes to a table, in numbers."""
+"""Counts this worker's pushes to a table by outcome, and their staleness."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reducer_client.tables.receipts import Receipt
 
 @dataclass(frozen=True)
 class Counts:
-    """Pushes of this worker by outcome. ``refused``: a gradient that was not finite."""
+    """The pushes of this worker by outcome. ``refused``: gradients that were not finite."""
 
     applied: int = 0
     dropped: int = 0

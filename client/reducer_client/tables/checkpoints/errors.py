@@ -1,4 +1,4 @@
-"""The errors of checkpoints: the public one, and one that only this room sees."""
+"""The errors of checkpoints: a public one, and one that only this folder raises and catches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from reducer_client.errors import ReducerError
 
 
 class CheckpointError(ReducerError):
-    """A checkpoint cannot be written or read, or an argument is not what a checkpoint can hold.
+    """A checkpoint cannot be written or read, or cannot hold an argument.
 
     Attributes:
         reason: "argument", "disk" (the file system refused), "busy" (another process is saving
@@ -30,4 +30,4 @@ class CheckpointError(ReducerError):
 
 
 class DamageError(Exception):
-    """What is wrong with a checkpoint. Who reads it adds the checkpoint's name and the remedy."""
+    """A checkpoint is damaged. The text says how; callers add the checkpoint's name and remedy."""

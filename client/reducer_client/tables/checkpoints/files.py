@@ -21,7 +21,7 @@ _DTYPE: Final = "F32"  # the name that safetensors has for float32
 
 
 class FileEntry(NamedTuple):
-    """What the manifest says of a file; ``size`` is in bytes, ``sha256`` hexadecimal."""
+    """A file as the manifest describes it. ``size`` is in bytes, ``sha256`` hexadecimal."""
 
     name: str
     size: int
@@ -66,8 +66,8 @@ def _write_file(path: Path, tensors: dict[str, Vector]) -> FileEntry:
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> OSError:
-    """The library passes the number of the system's error on only within its text."""
-    # The first form is that of safetensors 0.8, the second one that of 0.5.
+    """The OSError behind an error of safetensors, which has the errno only in its text."""
+    # safetensors 0.8 writes the first form, safetensors 0.5 the second form.
     match = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", str(error))
     if match is None:
         return OSError(0, str(error), str(path))
@@ -82,7 +82,10 @@ def digest(path: Path) -> str:
 
 
 def check_file(path: Path, entry: FileEntry, *, verify: bool) -> None:
-    """Compare size, and with ``verify`` the SHA-256, with the manifest. Raises DamageError."""
+    """Compare a file's size, and with ``verify`` its SHA-256, with the manifest.
+
+    Raises DamageError.
+    """
     try:
         size = path.stat().st_size
         if size != entry.size:

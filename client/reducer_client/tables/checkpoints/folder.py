@@ -1,13 +1,13 @@
-"""The directory of checkpoints: its names, and how a checkpoint appears in it and disappears.
+"""The directory of checkpoints: its names, and how a checkpoint is added and removed.
 
 Laws:
 
 - A folder ``step-N`` is whole. A save fills ``step-N.tmp``, and renames it once the disk has every
   file. A removal renames ``step-N`` back before it removes the first file.
-- ``latest`` is a file of one line, the name of the checkpoint that was saved last. It is replaced
-  by a rename, after the disk has the checkpoint under its name.
-- What ends in ``.tmp`` belongs to one save or removal. Whoever holds the lock may remove it, since
-  then no other save is alive.
+- ``latest`` is a file of one line, the name of the checkpoint that was saved last. A rename
+  replaces the file, after the disk has the checkpoint under its name.
+- A name that ends in ``.tmp`` belongs to one save or removal. The holder of the lock may remove
+  leftovers with such names, since no other save is alive then.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def read_latest(directory: Path) -> int | None:
 def locked(directory: Path) -> Generator[None]:
     """Hold the directory's lock. Raises CheckpointError if another process holds it, and OSError.
 
-    The kernel frees the lock of a process that dies. A file system without locks has none to hold.
+    The kernel frees the lock of a process that dies. On a file system without locks, nothing is
+    held.
     """
     fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -120,7 +121,7 @@ def remove(directory: Path, step: int) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what dead saves have left. The caller holds the lock. Raises OSError."""
+    """Remove the leftovers of dead saves. The caller holds the lock. Raises OSError."""
     for name in filter(_LEFTOVER.fullmatch, os.listdir(directory)):
         path = directory / name
         if path.is_dir() and not path.is_symlink():
@@ -130,7 +131,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def try_to_remove_leftovers(directory: Path) -> None:
-    """As ``remove_leftovers``, after an error that is more important than one of the removal."""
+    """Remove the leftovers after an error; an error of the removal is less important."""
     with suppress(OSError):
         remove_leftovers(directory)
 

@@ -1,4 +1,4 @@
-"""Images of tables: what a checkpoint holds of a table, as plain data and flat arrays."""
+"""Images of tables: the part of a table that a checkpoint holds, as plain data and flat arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensors: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Place(NamedTuple):
-    """Where a stored tensor belongs: in the parameters or in a slot, from element ``start`` on."""
+    """The place of a stored tensor: in the parameters or in a slot, from element ``start`` on."""
 
     slot: str | None
     start: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """A table without its arrays. Raises CheckpointError for what no manifest can hold."""
+    """A table without its arrays. Raises CheckpointError if a manifest cannot hold a field."""
 
     name: str
     tensors: Tensors
@@ -64,7 +64,7 @@ class Description:
 
 @dataclass(frozen=True, eq=False)
 class TableImage:
-    """A table at one moment: what it is, and the values of all its elements.
+    """A table at one moment: its description, and the values of all its elements.
 
     Attributes:
         name: the name of the table.
@@ -73,12 +73,12 @@ class TableImage:
         parameters: float32, shape (count,): the tensors one after another, each in C order.
         slots: maps the name of each slot of the optimizer to an array like ``parameters``.
         mode: the fields of the table's mode, as plain JSON values.
-        state: what else the caller wants back, as plain JSON values: versions and element ranges
-            of shards, the number of the step, the learning rate, clocks.
+        state: the caller's own data, as plain JSON values: versions and element ranges of shards,
+            the number of the step, the learning rate, clocks.
 
     The arrays are not copied: do not change them while a save is under way. Raises CheckpointError
     if a name is empty or given twice, if an array has another dtype or shape, if the slots are not
-    the optimizer's, or if ``mode`` or ``state`` would not come back from JSON unchanged.
+    the optimizer's, or if JSON would change ``mode`` or ``state``.
     """
 
     name: str
@@ -95,8 +95,8 @@ class TableImage:
         who = f"table {self.name!r}"
         if sorted(self.slots) != sorted(description.slots):
             raise CheckpointError(
-                f"{who}: the slots must be those of {self.optimizer.NAME}, "
-                f"{_listed(description.slots)}; got {_listed(self.slots)}"
+                f"{who}: {self.optimizer.NAME} has the slots {_listed(description.slots)}, "
+                f"got the slots {_listed(self.slots)}"
             )
         _check_vector(f"{who}: parameters", self.parameters, description.count)
         for slot, vector in self.slots.items():
@@ -163,7 +163,7 @@ def _check_name(what: str, name: object) -> None:
 
 
 def _check_plain(what: str, value: Any) -> None:
-    """JSON must give the mapping back unchanged: no tuples, no NaN, no keys that are no texts."""
+    """Raises CheckpointError if JSON would change the value: tuples, NaN, keys that are no text."""
     try:
         same = isinstance(value, Mapping) and json.loads(as_json(dict(value))) == dict(value)
     except (TypeError, ValueError, RecursionError) as error:

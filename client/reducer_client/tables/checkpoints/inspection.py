@@ -1,4 +1,4 @@
-"""What a directory of checkpoints contains, as rows of a table."""
+"""Lists the checkpoints of a directory, as rows of a table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CheckpointRow:
         size: the bytes of the files, without the manifest.
         age: seconds since the save; None if the checkpoint is damaged.
         latest: whether ``load`` takes this checkpoint by default.
-        damage: what is wrong with the checkpoint; "" if nothing is. A damaged checkpoint has no
-            job, tables, parameters and size.
+        damage: the damage as text; "" for a good checkpoint. A damaged checkpoint has no job,
+            tables, parameters and size.
     """
 
     step: int

@@ -62,7 +62,8 @@ def good_manifests(directory: Path) -> Iterator[Manifest]:
 def by_age(manifest: Manifest) -> tuple[float, int]:
     """Sorts from the oldest checkpoint to the newest.
 
-    Not by the step alone: who goes back to step 200 and saves step 210 has made step 300 old.
+    The step alone does not tell: after a return to step 200 and a save of step 210, step 300 is
+    older than step 210.
     """
     return manifest.saved, manifest.step
 
@@ -80,8 +81,8 @@ def _steps(directory: Path) -> list[int]:
 def _latest(directory: Path, steps: list[int]) -> int:
     """The step of the checkpoint that was saved last.
 
-    Without ``latest``, the newest one: the first save of all was killed just before its end, or
-    somebody copied the folders alone.
+    Without ``latest``, the newest checkpoint counts: the first save was killed just before its
+    end, or somebody copied the folders alone.
     """
     try:
         step = folder.read_latest(directory)
@@ -129,7 +130,10 @@ def _read(path: Path, manifest: Manifest) -> list[TableImage]:
 
 
 def _check_size(manifest: Manifest) -> None:
-    """Before memory is taken: the files must be as large as the tables' arrays."""
+    """Raises DamageError unless the files are as large as the tables' arrays.
+
+    Called before memory is allocated.
+    """
     needed = sum(4 * table.count * (1 + len(table.slots)) for table in manifest.tables)
     if needed > manifest.size:
         raise DamageError(

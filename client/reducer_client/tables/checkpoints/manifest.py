@@ -1,7 +1,7 @@
-"""``manifest.json``: what a checkpoint consists of.
+"""``manifest.json``: the list of a checkpoint's tables and files.
 
-It has a format number and a SHA-256 of its own, so that a manifest that was changed is refused. A
-reader takes no file name from it but ``shards-I.safetensors``.
+The manifest has a format number and a SHA-256 of its own, so a reader refuses a manifest that was
+changed. A reader accepts no file names but ``shards-I.safetensors``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def to_text(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:
-    """The manifest of the checkpoint in a folder. Raises DamageError, and nothing else."""
+    """The manifest of the checkpoint in a folder. Raises no error but DamageError."""
     path = folder / MANIFEST
     try:
         text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""When a checkpoint is due; a function of steps and of times that the caller passes."""
+"""Decides when a checkpoint is due, from steps and times that the caller passes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from reducer_client.tables.checkpoints.image import as_index
 
 @dataclass
 class SavePolicy:
-    """Saves every so many steps, or every so many seconds, whatever comes first.
+    """A checkpoint is due after so many steps or so many seconds, whichever is earlier.
 
     Counting begins with the first call of ``due`` or ``saved``. Call ``saved`` after each save, and
-    after a load with the step that was loaded. Without ``every_steps`` and ``every_seconds``
-    nothing is ever due.
+    after a load with the step that was loaded. Without ``every_steps`` and ``every_seconds`` no
+    checkpoint is ever due.
 
     Attributes:
         every_steps: steps from one save to the next, at least 1.
@@ -39,9 +39,9 @@ class SavePolicy:
             raise CheckpointError(f"every_seconds must be finite and above 0, got {seconds}")
 
     def due(self, step: int, now: float) -> bool:
-        """Whether the table, now at ``step``, should be saved. ``now``: seconds on any one clock.
+        """Whether the table, now at ``step``, should be saved. ``now``: seconds of one clock.
 
-        False if the step is the one that was saved last.
+        The step of the last save is not due again.
         """
         if self._last is None:
             self._last = step, now

@@ -35,9 +35,8 @@ def save(
 ) -> Path:
     """Save the tables as the checkpoint ``step-N`` of a directory, and return its path.
 
-    The checkpoint is there as a whole or not at all, whenever this process is killed. When this
-    function returns, the disk has it, and ``load`` finds it. It takes the place of an older
-    checkpoint of the same step.
+    A kill of this process leaves the whole checkpoint or none. When this function returns, the disk
+    has the checkpoint, and ``load`` finds it. A checkpoint replaces an older one of the same step.
 
     Args:
         directory: an existing directory, for one job alone. It needs space for one checkpoint more
@@ -92,12 +91,12 @@ def _save_new(
         folder.write(new / MANIFEST, to_text(manifest).encode())
         return folder.publish(directory, step)
     except BaseException:
-        folder.try_to_remove_leftovers(directory)  # a part of it would keep a full disk full
+        folder.try_to_remove_leftovers(directory)  # the partial files would keep a full disk full
         raise
 
 
 def _remove_oldest(directory: Path, new: int, keep: int) -> None:
-    """The new checkpoint is in place, so an error here is no error of the save."""
+    """Remove the oldest checkpoints. An error is only logged: the new checkpoint is in place."""
     try:
         others = [found for found in good_manifests(directory) if found.step != new]
         for manifest in sorted(others, key=by_age, reverse=True)[keep - 1 :]:

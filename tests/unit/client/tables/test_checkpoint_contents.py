@@ -145,8 +145,8 @@ def _table(**fields: Any) -> TableImage:
         ({"parameters": np.zeros(2)}, "parameters must be a .* got float64 of shape"),
         ({"parameters": np.zeros(4, np.float32)[::2]}, "not contiguous"),
         ({"parameters": [0.0, 0.0]}, "got list"),
-        ({"slots": {"m": np.zeros(2, np.float32)}}, "must be those of none, none; got m"),
-        ({"optimizer": ADAGRAD}, "must be those of adagrad, accumulator; got none"),
+        ({"slots": {"m": np.zeros(2, np.float32)}}, "none has the slots none, got the slots m"),
+        ({"optimizer": ADAGRAD}, "adagrad has the slots accumulator, got the slots none"),
         (
             {"optimizer": ADAGRAD, "slots": {"accumulator": np.zeros(3, np.float32)}},
             "table 'net': slot 'accumulator' must be",
