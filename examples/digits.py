@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 Part = tuple[np.ndarray, np.ndarray]
 TRAINING_IMAGES = 1440
@@ -13,6 +12,8 @@ TRAINING_IMAGES = 1440
 
 def load() -> tuple[Part, Part]:
     """(images, labels) for training and for the test: float32 (n, 64), 0 to 1, and int64 (n,)."""
+    from sklearn.datasets import load_digits  # takes seconds; parameter servers load no data
+
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images = (images[order] / 16).astype(np.float32)

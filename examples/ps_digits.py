@@ -45,7 +45,7 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()  # <- pushes the gradients, pulls the parameters
-        if role.is_chief and step // 500 < optimizer.table.step // 500:
+        if role.is_chief and step // 100 < optimizer.table.step // 100:
             print(f"step {optimizer.table.step}: loss {loss:.4f}", flush=True)
 
 

@@ -81,12 +81,15 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> tuple[re.Match[s
 
 @pytest.mark.parametrize(
     "flags",
-    [pytest.param("--steps 1500", marks=pytest.mark.long), "--steps 600 --sync_replicas"],
+    [
+        pytest.param("--steps 1500", marks=pytest.mark.long),
+        "--steps 250 --rate 0.05 --sync_replicas",
+    ],
 )
 def test_a_killed_parameter_server_does_not_end_the_training(flags: str, tmp_path: Path) -> None:
     ports = free_ports(5)
     with running(commands(ports, f"{flags} --checkpoint_dir {tmp_path}")) as tasks:
-        read_until(tasks, r"^step 5\d\d: loss")
+        read_until(tasks, r"^step \d+: loss")
         os.kill(server_at(ports[1]), signal.SIGKILL)
         match, lines = read_until(tasks, r"^step (\d+): accuracy (\S+)")
         assert int(match[1]) >= int(flags.split()[1]) and float(match[2]) > 0.9, "".join(lines)

@@ -1,4 +1,4 @@
-"""A thousand steps of an optimizer, and how far two runs lie apart.
+"""Many steps of an optimizer, and how far two runs lie apart.
 
 The gradients of one element have one scale, from 1e-9 to 1: where they are small, a step depends on
 eps. Half of the parameters begin at 0. The learning rate changes in the middle.
@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from reducer.kernels import load
 from reducer.optimizers import Optimizer
+from tests.support.counts import draws
 
 Array: TypeAlias = npt.NDArray[Any]
 
-STEPS = 1_000
+STEPS = draws(250, 1_000)
 COUNT = 259
 
 # Bounds of ``difference``. CLOSE: the same formula in float32, with another order of operations; at

@@ -65,7 +65,7 @@ def run_torch(name: str, lr: float, options: dict[str, Any], dtype: torch.dtype)
 
 
 @pytest.mark.parametrize(("name", "lr", "options"), CASES)
-def test_a_thousand_steps_are_those_of_torch(name: str, lr: float, options: dict[str, Any]) -> None:
+def test_steps_are_those_of_torch(name: str, lr: float, options: dict[str, Any]) -> None:
     ours: Any = KINDS[name][0]
     way = run(ours(lr, convention="torch", **options))
     # torch rounds AdamW's factor 1 - lr * weight_decay to float32; our steps are closer to float64.
