@@ -17,7 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from reducer import cluster, keyfile
+from reducer import keyfile
+from reducer.cluster import discovery
+from reducer.cluster.variables import Found
 from reducer.log import Debug, parse_debug
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
@@ -99,13 +101,13 @@ def find_dedicated(
     addresses: str | Sequence[str] | None, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The addresses of the dedicated reducers; empty if none are configured."""
-    found = cluster.find_addresses(os.environ if environ is None else environ, addresses)
+    found = discovery.find_addresses(os.environ if environ is None else environ, addresses)
     return () if found is None else found.value
 
 
 def find_job(addresses: str | Sequence[str] | None, job: str | None) -> str | None:
     """The job's name, given or from the environment; None if nothing names the job."""
-    found = cluster.find_job(os.environ, job, cluster.find_addresses(os.environ, addresses))
+    found = discovery.find_job(os.environ, job, discovery.find_addresses(os.environ, addresses))
     return job if found is None else found.value
 
 
@@ -116,9 +118,9 @@ def require_job(addresses: str | Sequence[str] | None, job: str | None) -> str:
 
 def require_addresses(
     addresses: str | Sequence[str] | None, environ: Mapping[str, str] | None = None
-) -> cluster.Found[tuple[str, ...]]:
+) -> Found[tuple[str, ...]]:
     """The addresses of the reducers and their source. Raises ValueError if there are none."""
-    found = cluster.find_addresses(os.environ if environ is None else environ, addresses)
+    found = discovery.find_addresses(os.environ if environ is None else environ, addresses)
     if found is None:
         raise ValueError(
             "no reducer addresses: give them (connect([...]), or --addresses of a command), or set "
@@ -342,9 +344,9 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
     return table
 
 
-def find_cluster(environ: Mapping[str, str] | None = None) -> cluster.Cluster:
+def find_cluster(environ: Mapping[str, str] | None = None) -> discovery.Cluster:
     """All that the variables of launchers and clusters tell of this process. Raises ValueError."""
-    return cluster.discover(os.environ if environ is None else environ)
+    return discovery.discover(os.environ if environ is None else environ)
 
 
 def find_world_size(
@@ -362,7 +364,7 @@ def find_worker(
     Raises ValueError if the number is not known or not below MAX_WORLD_SIZE.
     """
     env = os.environ if environ is None else environ
-    rank, size = cluster.find_ranks(env, worker, workers)
+    rank, size = discovery.find_ranks(env, worker, workers)
     if rank is None:
         raise ValueError(
             "no worker number: give one (parameter_server(worker=)), or set REDUCER_RANK, or start "
@@ -378,7 +380,7 @@ def find_worker(
 
 def resolve_run_id(given: str | None, environ: Mapping[str, str] | None = None) -> str:
     """The run id, given or from the environment; "" if there is none."""
-    found = cluster.find_run_id(os.environ if environ is None else environ, given)
+    found = discovery.find_run_id(os.environ if environ is None else environ, given)
     return _bounded("run_id", "" if found is None else found.value, MAX_RUN_ID_BYTES)
 
 
@@ -392,7 +394,7 @@ def resolve_registry(
 
 def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | None, int | None]:
     """(local rank, number of ranks on this host) from the launcher's variables, else None."""
-    local_rank, size = cluster.find_local_ranks(os.environ if environ is None else environ)
+    local_rank, size = discovery.find_local_ranks(os.environ if environ is None else environ)
     return (
         None if local_rank is None else local_rank.value,
         None if size is None else size.value,
@@ -410,8 +412,8 @@ def resolve_run(
     """
     env = os.environ if environ is None else environ
     token = secrets.token_hex(8)
-    found_job = cluster.find_job(env, job, cluster.find_addresses(env, addresses))
-    found_run = cluster.find_run_id(env)
+    found_job = discovery.find_job(env, job, discovery.find_addresses(env, addresses))
+    found_run = discovery.find_run_id(env)
     return (
         f"torch-{token}" if found_job is None else found_job.value,
         token if found_run is None else found_run.value,
@@ -433,9 +435,9 @@ def keep_gloo_on_loopback() -> None:
 
 
 def _resolve_job(
-    env: Mapping[str, str], given: str | None, addresses: cluster.Found[tuple[str, ...]]
+    env: Mapping[str, str], given: str | None, addresses: Found[tuple[str, ...]]
 ) -> str:
-    found = cluster.find_job(env, given, addresses)
+    found = discovery.find_job(env, given, addresses)
     if found is None:
         raise ValueError(
             "no job name: pass connect(job=...) or set REDUCER_JOB, to the same name on all ranks"
@@ -446,9 +448,9 @@ def _resolve_job(
 def _resolve_ranks(
     env: Mapping[str, str], rank: int | None, world_size: int | None
 ) -> tuple[int, int]:
-    found_rank, found_size = cluster.find_ranks(env, rank, world_size)
+    found_rank, found_size = discovery.find_ranks(env, rank, world_size)
     if found_rank is None:
-        task = cluster.find_task(env)
+        task = discovery.find_task(env)
         why = f" ({task.source}: this replica is: {task.value.role})" if task else ""
         raise ValueError(
             f"no rank{why}: give one (connect(rank=), or --rank of a command), or set "

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Mapping
 from zlib import crc32
 
-from reducer import cluster
+from reducer.cluster import discovery
+from reducer.cluster.addresses import normalize_address
 from reducer_client.config import resolve_congestion
 from reducer_client.hosted.hosting import Hosted, Hosting
 
@@ -40,7 +41,7 @@ def resolve_hosting(
     elif hosted not in ("auto", True, False):
         raise ValueError(f'hosted={hosted!r}: expected "auto", True or False')
     rates = env.get("REDUCER_DEDICATED_GBPS", "")
-    master, _ = cluster.find_master(env)
+    master, _ = discovery.find_master(env)
     own_rates = _rates("REDUCER_GBPS", env.get("REDUCER_GBPS", ""))
     if len(own_rates) > 1:
         raise ValueError(f"REDUCER_GBPS={env['REDUCER_GBPS']!r}: expected one rate")
@@ -86,8 +87,8 @@ def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) ->
     env = os.environ if environ is None else environ
     given = env.get("REDUCER_MEETING", "")
     if given:
-        return cluster.normalize_address(given)
-    master, port = cluster.find_master(env)
+        return normalize_address(given)
+    master, port = discovery.find_master(env)
     if master is not None:
         number = _MEETING_PORT if port is None else _apart_from(port.value)
         host = master.value
@@ -109,7 +110,7 @@ def find_launch(run_id: str | None, environ: Mapping[str, str] | None = None) ->
     It is the run id, else the job's name, else the name that Open MPI or Horovod give their launch.
     """
     env = os.environ if environ is None else environ
-    for found in (cluster.find_run_id(env, run_id), cluster.find_job(env, None, None)):
+    for found in (discovery.find_run_id(env, run_id), discovery.find_job(env, None, None)):
         if found is not None:
             return found.value
     return next((env[name] for name in _LAUNCHES if env.get(name, "")), "")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
-from reducer import cluster
+from reducer.cluster.discovery import OWN_CLUSTER_JOB
 from reducer.wire.handshake import job_key
 from reducer_client import config, debug, hosting_config
 from reducer_client.engine import Engine, EngineError
@@ -155,7 +155,7 @@ def connect(
     # Before hosted reducers are known: a cluster that lists its reducers names the job as well.
     job = config.find_job(addresses, job)
     if job is None and not dedicated and hosting.wanted:
-        job = cluster.OWN_CLUSTER_JOB  # hosted reducers serve no other job
+        job = OWN_CLUSTER_JOB  # hosted reducers serve no other job
     resolve = partial(
         config.resolve,
         job=job,

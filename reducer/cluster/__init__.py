@@ -9,41 +9,6 @@ Daemon, client and NCCL plugin use one rule. For each value, the first source th
 The functions are pure; they take a mapping of variables. Sources behind the first one that is set
 are not parsed. The plugin finds addresses in C++; tests/vectors/cluster tests both implementations
 with the same cases.
+
+This file imports nothing: a lane process needs `addresses` alone, and starts sooner.
 """
-
-from __future__ import annotations
-
-from reducer.cluster.addresses import normalize_address
-from reducer.cluster.discovery import (
-    OWN_CLUSTER_JOB,
-    Cluster,
-    discover,
-    find_addresses,
-    find_job,
-    find_local_ranks,
-    find_master,
-    find_ranks,
-    find_run_id,
-    find_task,
-)
-from reducer.cluster.kubernetes import is_service_link
-from reducer.cluster.listening import find_listening
-from reducer.cluster.variables import ClusterError, Found
-
-__all__ = [
-    "OWN_CLUSTER_JOB",
-    "Cluster",
-    "ClusterError",
-    "Found",
-    "discover",
-    "find_addresses",
-    "find_job",
-    "find_listening",
-    "find_local_ranks",
-    "find_master",
-    "find_ranks",
-    "find_run_id",
-    "find_task",
-    "is_service_link",
-    "normalize_address",
-]

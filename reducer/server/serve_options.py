@@ -8,19 +8,21 @@ environment.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import ipaddress
 import math
 import os
 import socket
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from reducer import cluster, keyfile
+from reducer import keyfile
+from reducer.cluster.discovery import Cluster, discover
+from reducer.cluster.kubernetes import is_service_link
+from reducer.cluster.listening import find_listening
+from reducer.cluster.variables import ClusterError
 from reducer.cores import usable_cores
 from reducer.kernels import Choice
 from reducer.log import parse_debug
@@ -325,8 +327,8 @@ def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str,
     if {"host", "port"} <= named:
         return {}
     try:
-        listening = cluster.find_listening(env)
-    except cluster.ClusterError as error:
+        listening = find_listening(env)
+    except ClusterError as error:
         raise ConfigError(str(error)) from None
     if listening is None:
         return {}
@@ -338,17 +340,17 @@ def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str,
     return {name: (text, listening.source) for name, text in found.items()}
 
 
-def find_cluster() -> cluster.Cluster:
+def find_cluster() -> Cluster:
     """Find reducers and ranks in the environment. Raises ConfigError."""
     try:
-        return cluster.discover(os.environ)
-    except cluster.ClusterError as error:
+        return discover(os.environ)
+    except ClusterError as error:
         raise ConfigError(str(error)) from None
 
 
 def _checked(name: str, option: Option, text: str, source: str) -> Any:
     where = f"{name.replace('_', '-')} ({source})"
-    if source.startswith("environment") and cluster.is_service_link(text):
+    if source.startswith("environment") and is_service_link(text):
         raise ConfigError(
             f"{where}: got {text!r}, which Kubernetes sets for a Service of this name. "
             "Put enableServiceLinks: false into the pod's spec, or rename the Service."
@@ -370,6 +372,9 @@ def _checked(name: str, option: Option, text: str, source: str) -> Any:
 
 
 def _read_file(path: str) -> dict[str, str]:
+    import difflib  # most daemons have no file
+    import tomllib
+
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -6,8 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from reducer.cluster import normalize_address
-from reducer.cluster.addresses import split_address
+from reducer.cluster.addresses import normalize_address, split_address
 from reducer_client.reports import logger
 
 INTERVAL = 5.0  # seconds between two looks: new reducers are in no hurry

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reducer import cluster
+from reducer.cluster.discovery import discover
 
 DEFAULT_FUSION_THRESHOLD = 128 << 20
 DEFAULT_CYCLE_MILLISECONDS = 1.0
@@ -83,7 +83,7 @@ def resolve_membership(environ: Mapping[str, str] | None = None) -> Membership:
     Raises ValueError if the environment gives only a rank or only a world size.
     """
     env = os.environ if environ is None else environ
-    found = cluster.discover(env)
+    found = discover(env)
     if found.rank is not None and found.world_size is None:
         raise ValueError(
             f"no world size, only a rank (from {found.rank.source}): set HOROVOD_SIZE or "

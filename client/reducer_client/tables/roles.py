@@ -21,7 +21,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from reducer.cluster import OWN_CLUSTER_JOB, Cluster, normalize_address
+from reducer.cluster.addresses import normalize_address
+from reducer.cluster.discovery import OWN_CLUSTER_JOB, Cluster
 from reducer_client import config
 from reducer_client.tables.connecting import parameter_server
 from reducer_client.tables.server import ParameterServer

@@ -35,7 +35,7 @@ def command(
       reducer nccl env --addresses reducer-0:2222,reducer-1:2222
       eval "$(reducer nccl env --shell --addresses reducer-0:2222,reducer-1:2222)"
     """
-    from reducer.cluster import ClusterError
+    from reducer.cluster.variables import ClusterError
     from reducer_tools.nccl import config, rdma, variables
     from reducer_tools.nccl.installed import NotFoundError, find_nccl, find_plugin
     from reducer_tools.nccl.versions import refusal

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reducer.cluster import find_addresses
+from reducer.cluster.discovery import find_addresses
 from reducer_tools.nccl.installed import is_on_default_path
 from reducer_tools.nccl.versions import (
     Version,

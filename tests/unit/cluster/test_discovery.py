@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from reducer.cluster import ClusterError, discover, find_addresses, report
+from reducer.cluster import report
+from reducer.cluster.discovery import discover, find_addresses
+from reducer.cluster.variables import ClusterError
 from tests.support.cluster import ROOT, run_cli
 
 CASES = ROOT / "tests" / "vectors" / "cluster"
