@@ -49,7 +49,7 @@ def table_part(holdings: Holdings, table: Table, now: float, rows: int) -> Table
     limit = max(0, min(MAX_RANKS, rows))
     version, newest, pulls, elements = _of_shards(table)
     present, lost = _workers(holdings)
-    call, clocks = table.spec.call, table.clocks
+    call, clocks, chain = table.spec.call, table.clocks, holdings.chain
     report = TableReport(
         job=holdings.job,
         run_id=holdings.run_id,
@@ -71,6 +71,10 @@ def table_part(holdings: Holdings, table: Table, now: float, rows: int) -> Table
         clocks=() if clocks is None else _least(clocks.rows(), limit),
         lost=tuple(lost[:MAX_RANKS]),
         open=_open_step(table, now),
+        leads=holdings.replica is None,
+        backup=_backup(holdings),
+        backup_lag=chain.lag,
+        backup_wait=chain.waits(now),
     )
     return TablePart(report, _numbers(table, pulls, elements, present, len(lost), limit))
 
@@ -122,6 +126,16 @@ def _workers(holdings: Holdings) -> tuple[int, list[int]]:
     workers = holdings.workers.all()
     lost = [worker.number for worker in workers if not worker.is_in and not worker.has_left]
     return sum([worker.is_in for worker in workers]), sorted(lost)
+
+
+def _backup(holdings: Holdings) -> str:
+    """The state of the backup of a partition that this lane leads."""
+    chain = holdings.chain
+    if holdings.replica is not None or not chain.term:
+        return ""
+    if chain.backup is None:
+        return "missing"
+    return "filling" if chain.is_filling else "full"
 
 
 def _open_step(table: Table, now: float) -> StepReport | None:

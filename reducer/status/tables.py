@@ -43,6 +43,10 @@ class TableStatus:
     have answered. `generation` belongs to the open step. `waited` is for how long the open step has
     waited: for `awaited` workers, which have not entered it, or, if its set is `decided`, have not
     contributed. `absent` workers must still come before the first step.
+
+    Only lanes that lead a partition count; the backups of partitions are left out. `unprotected`
+    partitions have no full backup, and `filling` of them have one that does not have everything
+    yet. `backup_wait` is for how long a partition has waited for its backup.
     """
 
     job: str
@@ -80,6 +84,9 @@ class TableStatus:
     awaited: int = 0
     decided: bool = False
     absent: int = 0
+    unprotected: int = 0
+    filling: int = 0
+    backup_wait: float = 0.0
     late: list[LateWorker] = field(default_factory=list)
 
     @property
@@ -95,7 +102,12 @@ def tables_of(answers: Iterable[Mapping[str, Any]]) -> list[TableStatus]:
             for table in lane["report"].get("tables", ()):  # none from older releases
                 key = (table["job"], table["run_id"], table["name"])
                 parts.setdefault(key, []).append(table)
-    return [_table(lanes) for _, lanes in sorted(parts.items())]
+    return [_table(_leading(lanes)) for _, lanes in sorted(parts.items())]
+
+
+def _leading(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of the lanes that lead a partition; the backups if no other lane has answered."""
+    return [lane for lane in lanes if lane.get("leads", True)] or lanes
 
 
 def untold(answers: Iterable[Mapping[str, Any]]) -> int:
@@ -151,6 +163,7 @@ def _table(lanes: Sequence[dict[str, Any]]) -> TableStatus:
         waiting_pulls=total("waiting_pulls"),
     )
     _add_late(table, lanes)
+    _add_backups(table, lanes)
     return table
 
 
@@ -192,6 +205,13 @@ def _add_late(table: TableStatus, lanes: Sequence[dict[str, Any]]) -> None:
         for worker, behind in _behind(lane):
             of(worker).behind = max(of(worker).behind, behind)
     table.late = sorted(late.values(), key=lambda each: (-each.waited, -each.behind, -each.share))
+
+
+def _add_backups(table: TableStatus, lanes: Sequence[dict[str, Any]]) -> None:
+    states = [lane.get("backup", "") for lane in lanes]  # none from older releases
+    table.filling = states.count("filling")
+    table.unprotected = states.count("missing") + table.filling
+    table.backup_wait = max(lane.get("backup_wait", 0.0) for lane in lanes)
 
 
 def _behind(lane: dict[str, Any]) -> Iterable[tuple[int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from reducer.columns import aligned
 from reducer.status.amounts import amount, duration
 from reducer.status.late_ranks import RANKS_SHOWN
-from reducer.status.tables import LateWorker, TableStatus
+from reducer.status.tables import WAITING_SECONDS, LateWorker, TableStatus
 
 LEFT = (0, 1, 9)  # columns that begin at the left
 
@@ -92,6 +92,7 @@ def now_text(table: TableStatus) -> str:
     if table.absent:
         texts.append(f"waits for {table.absent} more worker{'' if table.absent == 1 else 's'}")
     texts += _late_texts(table)
+    texts += _backup_texts(table)
     if table.spoilt:
         texts.append(f"{table.spoilt:,} updates have overflowed")
     return "; ".join(texts)
@@ -117,6 +118,15 @@ def _late_texts(table: TableStatus) -> Iterator[str]:
         shown = ", ".join(_share(each) for each in excluded[:RANKS_SHOWN])
         more = len(excluded) - RANKS_SHOWN
         yield f"left out: {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _backup_texts(table: TableStatus) -> Iterator[str]:
+    if table.backup_wait >= WAITING_SECONDS:
+        yield f"pushes wait {duration(table.backup_wait)} for a backup"
+    if missing := table.unprotected - table.filling:
+        yield f"{missing} partition{' has' if missing == 1 else 's have'} no backup"
+    if table.filling:
+        yield f"{table.filling} backup{' is' if table.filling == 1 else 's are'} being filled"
 
 
 def _share(late: LateWorker) -> str:

@@ -71,6 +71,11 @@ class TableReport:
     step that was committed. ``unready``: shards without values. ``size``: bytes of the parameters.
     ``clocks`` has the slowest workers first, each with the clocks that it has ended. ``lost`` has
     workers that went away without a goodbye.
+
+    ``leads``: false on the lane that is the backup of the partition. ``backup`` is the state of the
+    leading lane's backup: "" without backups, "missing", "filling" or "full". ``backup_lag``: how
+    many changes the backup has not acknowledged; all tables of the partition share them.
+    ``backup_wait``: seconds since the backup has last acknowledged a change; 0 if none waits.
     """
 
     job: str
@@ -93,6 +98,10 @@ class TableReport:
     clocks: Rows
     lost: Sequence[int]
     open: StepReport | None
+    leads: bool
+    backup: str
+    backup_lag: int
+    backup_wait: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class Chain:
         self.unshipped: set[tuple[int, int]] = set()
         self.position = 0  # of the last entry
         self.acked = 0  # up to here the place has the log
+        self._waits_since = 0.0  # while there is a lag: the last acknowledgement, or its begin
         self._has_begun = False  # a spare: it was linked
         self._crc = crc
         self._entries: deque[LogEntry] = deque()  # from acked + 1 on
@@ -84,8 +85,12 @@ class Chain:
 
     @property
     def lag(self) -> int:
-        """Entries that the place does not have yet."""
+        """Entries that the place has not acknowledged."""
         return self.position - self.acked
+
+    def waits(self, now: float) -> float:
+        """Seconds since the place has last acknowledged an entry; 0 if no entry waits."""
+        return max(0.0, now - self._waits_since) if self.lag else 0.0
 
     def call(
         self, call: TableCall, worker: int, then: Durable | None, now: float, out: list[Output]
@@ -99,7 +104,7 @@ class Chain:
             _LOG, flags=_CALL, rank=worker & NO_RANK, length=len(payload),
             payload_crc=self._crc(payload),
         )  # fmt: skip
-        self._put(header, None, 0, payload, then, out)
+        self._put(header, None, 0, payload, then, now, out)
 
     def data(
         self,
@@ -124,7 +129,7 @@ class Chain:
             header.payload_crc = self._crc(tail, header.payload_crc)
             header.length += len(tail)
         header.kind, header.dtype = _LOG, _FLOAT32
-        self._put(header, buffer, length, tail, then, out)
+        self._put(header, buffer, length, tail, then, now, out)
 
     def _put(
         self,
@@ -133,8 +138,11 @@ class Chain:
         length: int,
         tail: bytes,
         then: Durable | None,
+        now: float,
         out: list[Output],
     ) -> None:
+        if not self.lag:
+            self._waits_since = now
         self.position += 1
         header.stable = self.position
         header.route = self.term
@@ -159,6 +167,7 @@ class Chain:
     def confirm(self, position: int, now: float, out: list[Output]) -> None:
         """The place has the log up to `position`: carry out what waited for that."""
         while self.acked < position and self._entries:
+            self._waits_since = now
             self.acked += 1
             self._end(self._entries.popleft(), now, out)
 

@@ -47,30 +47,54 @@ _OPEN_STEP = Series("seconds", "reducer_table_open_step_seconds",
 _STALENESS = Series("staleness", "reducer_table_staleness",
                     "Updates applied to a shard between a pull and the update (modes async, ssp).",
                     "histogram", labels=_TABLE_LABELS)
+_BACKUP_LAG = Series("backup_lag", "reducer_table_backup_lag_entries",
+                     "Changes of the partition that its backup has not acknowledged.",
+                     "gauge", "max", _TABLE_LABELS)
+_BACKUP_WAIT = Series("backup_wait", "reducer_table_backup_wait_seconds",
+                      "Time since the backup has last acknowledged a change; 0 if none waits.",
+                      "gauge", "max", _TABLE_LABELS)
+_BACKUPS = (_BACKUP_LAG, _BACKUP_WAIT)
+_UNPROTECTED = Series("backup", "reducer_table_partitions_without_backup",
+                      "Partitions that the lane leads without a full backup.",
+                      "gauge", labels=_TABLE_LABELS)
 # The workers with the largest numbers; only the lane that decides the steps has them.
 _EXCLUDED = Series("excluded", "reducer_table_excluded_steps",
                    "Steps that the worker was left out of (mode step).",
                    "counter", labels=(*_TABLE_LABELS, "worker"))
 # fmt: on
 
-SERIES = (*_TABLE_SERIES, _OPEN_STEP, _STALENESS, _EXCLUDED)
-
+SERIES = (*_TABLE_SERIES, _OPEN_STEP, *_BACKUPS, _UNPROTECTED, _STALENESS, _EXCLUDED)
 
 Tables = Mapping[tuple[str, ...], Sequence[TablePart]]
 
 
 def collect(snapshot: Snapshot) -> Iterator[Metric]:
-    """The series of tables. Tables of one job and name, of several runs, are combined."""
+    """The series of tables. Tables of one job and name, of several runs, are combined.
+
+    The backup of a partition has the memory alone: the partition would count twice otherwise.
+    """
+    tables = _by_labels(snapshot, backups=False)
+    for series in _TABLE_SERIES:
+        has_backups = series.field == "reserved"
+        found = _by_labels(snapshot, backups=True) if has_backups else tables
+        yield family(series, _sums(found, series.field))
+    yield family(_OPEN_STEP, _open_steps(tables))
+    for series in _BACKUPS:
+        yield family(series, _of_backups(tables, series.field))
+    yield family(_UNPROTECTED, _unprotected(tables))
+    yield _staleness(tables)
+    yield family(_EXCLUDED, _excluded(tables))
+
+
+def _by_labels(snapshot: Snapshot, *, backups: bool) -> Tables:
+    """The parts of each table and lane, with the partitions of which the lane is the backup."""
     tables: defaultdict[tuple[str, ...], list[TablePart]] = defaultdict(list)
     for lane in snapshot.lanes:
         for part in lane.tables:
-            job = run_title(part.table.job, part.table.run_id)
-            tables[job, part.table.name, str(lane.numbers.lane)].append(part)
-    for series in _TABLE_SERIES:
-        yield family(series, _sums(tables, series.field))
-    yield family(_OPEN_STEP, _open_steps(tables))
-    yield _staleness(tables)
-    yield family(_EXCLUDED, _excluded(tables))
+            if part.table.leads or backups:
+                job = run_title(part.table.job, part.table.run_id)
+                tables[job, part.table.name, str(lane.numbers.lane)].append(part)
+    return tables
 
 
 def _sums(tables: Tables, field: str) -> Iterator[Row]:
@@ -83,6 +107,18 @@ def _open_steps(tables: Tables) -> Iterator[Row]:
         seconds = [part.table.open.seconds for part in parts if part.table.open is not None]
         if seconds:
             yield labels, max(seconds)
+
+
+def _of_backups(tables: Tables, field: str) -> Iterator[Row]:
+    for labels, parts in tables.items():
+        if found := [getattr(part.table, field) for part in parts if part.table.backup]:
+            yield labels, max(found)
+
+
+def _unprotected(tables: Tables) -> Iterator[Row]:
+    for labels, parts in tables.items():
+        if found := [part.table.backup != "full" for part in parts if part.table.backup]:
+            yield labels, sum(found)
 
 
 def _excluded(tables: Tables) -> Iterator[Row]:

@@ -21,6 +21,7 @@ from reducer.wire.table_messages import TableCall
 from reducer_tools.top.display import picture
 from reducer_tools.top.rates import change
 from tests.support.simlane import SimLane, snapshot_of
+from tests.support.table_lanes import TableLanes
 from tests.support.table_worker import TableWorker, describe
 
 ONES = np.ones(40, np.float32)
@@ -53,6 +54,29 @@ def only(summary: Summary) -> TableStatus:
 def enter(worker: TableWorker, step: int) -> None:
     worker.step_call("enter", step, weight=1)
     worker.push_all(ONES, step)
+
+
+def test_backups_are_no_parts_of_a_table() -> None:
+    lanes = TableLanes("a:1", "b:1")
+    worker = lanes.lead(0, 1, "a:1", "b:1")
+    worker.table()
+    worker.values(ONES)
+    lanes.pump()
+    worker.push_all(ONES, 1)
+    lanes.pump()
+    first, second = (lanes.lanes[each] for each in ("a:1", "b:1"))
+    table = only(look(first, second))
+    assert (table.lanes, table.bytes, table.shards, table.updates) == (1, 160, 3, 1)
+    assert now_text(table) == ""
+    assert only(look(second)).bytes == 160  # the reducer that leads has not answered
+    lanes.cut.add("b:1")
+    worker.push_all(ONES, 2, 1)
+    lanes.tick(3)
+    assert now_text(only(look(first))) == "pushes wait 3.0 s for a backup"
+    lanes.lead(0, 2, "a:1")
+    assert now_text(only(look(first, second))) == "1 partition has no backup"
+    lanes.lead(0, 3, "a:1", "b:1", filling=True)
+    assert now_text(only(look(first, second))) == "1 backup is being filled"
 
 
 def test_tables_have_a_section_of_their_own() -> None:

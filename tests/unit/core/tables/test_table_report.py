@@ -16,6 +16,7 @@ from reducer.server.pipe.reports import line_of, part_of
 from reducer.wire.keys import key_id
 from reducer.wire.table_messages import TableCall
 from tests.support.simlane import SimLane
+from tests.support.table_lanes import TableLanes
 from tests.support.table_worker import TableWorker, describe
 
 ONES = np.ones(40, np.float32)
@@ -60,6 +61,44 @@ def test_updates_are_counted_by_their_outcome_and_staleness() -> None:
     assert numbers.bytes_in == 9 * 160 and numbers.bytes_out == 0
     first.pull_all()
     assert part_of_lane(lane).numbers.bytes_out == 160
+
+
+def test_the_state_of_the_backup_is_told() -> None:
+    lanes = TableLanes("a:1", "b:1")
+    worker = lanes.lead(0, 1, "a:1", "b:1")
+    worker.table()
+    worker.values(ONES)
+    lanes.pump()
+    lane = lanes.lanes["a:1"]
+    table = part_of_lane(lane).table
+    assert (table.leads, table.backup, table.backup_lag, table.backup_wait) == (True, "full", 0, 0)
+    backup = part_of_lane(lanes.lanes["b:1"]).table
+    assert (backup.leads, backup.backup, backup.backup_lag) == (False, "", 0)
+    lanes.lead(0, 2, "a:1")
+    assert part_of_lane(lane).table.backup == "missing"
+    lanes.lead(0, 3, "a:1", "b:1", filling=True)
+    assert part_of_lane(lane).table.backup == "filling"
+
+
+def test_a_backup_that_does_not_answer_is_timed() -> None:
+    lanes = TableLanes("a:1", "b:1")
+    worker = lanes.lead(0, 1, "a:1", "b:1")
+    worker.table()
+    worker.values(ONES)
+    lanes.pump()
+    lane = lanes.lanes["a:1"]
+    lanes.tick(1)
+    lanes.cut.add("b:1")
+    worker.push(0, ONES[:16], 1)
+    lane.now += 2
+    worker.push(1, ONES[:16], 1)
+    table = part_of_lane(lane).table
+    assert (table.backup_lag, table.backup_wait) == (2, pytest.approx(2))
+    lanes.cut.clear()
+    lanes.pump()
+    lane.now += 2
+    table = part_of_lane(lane).table
+    assert (table.backup_lag, table.backup_wait) == (0, 0.0)
 
 
 def test_shards_without_values_and_pulls_that_wait_are_told() -> None:

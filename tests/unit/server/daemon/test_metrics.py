@@ -36,6 +36,8 @@ numbers of all lanes.
   groups, `worker` likewise, `table` to {MAX_TABLES} on a lane and {MAX_TABLES_OF_JOB} of a job, all
   other labels by the code. A series with a `job_name` label ends with the job, one with a `table`
   label with the table.
+- The series of a table are of the lanes that lead its partitions. A lane that is the backup of a
+  partition has only `reducer_table_reserved_bytes`. The series of backups exist with `replicas=1`.
 - An update of a table is a push of one worker to one shard. Divide the updates of all lanes by
   `reducer_table_shards` of all lanes for the updates of the whole table.
 - A group of a job's workers is a run with its own ranks: `job_name` is then `JOB#GROUP`. In the

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import numpy as np
+import pytest
 
 from reducer.core.surface.table_numbers import TableNumbers
 from reducer.core.table_report import MAX_TABLES_OF_JOB
 from reducer.server.daemon import metrics
 from reducer.wire.table_messages import TableCall
 from tests.support.simlane import SimLane
+from tests.support.table_lanes import TableLanes
 from tests.support.table_worker import TableWorker, describe
 from tests.unit.server.daemon.test_metrics import lane_part, scrape
 
+BACKUPS = (
+    "table_backup_lag_entries",
+    "table_backup_wait_seconds",
+    "table_partitions_without_backup",
+)
 ONES = np.ones(40, np.float32)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -86,6 +93,29 @@ def test_steps_and_who_is_left_out() -> None:
     assert "reducer_table_staleness_bucket" not in of_tables(found)
 
 
+def test_backups() -> None:
+    """The partition counts once, on the lane that leads it."""
+    lanes = TableLanes("a:1", "b:1")
+    worker = lanes.lead(0, 1, "a:1", "b:1")
+    worker.table()
+    worker.values(ONES)
+    lanes.pump()
+    first, second = (lanes.lanes[each] for each in ("a:1", "b:1"))
+    found = scrape(lane_part(first))
+    assert of(found, "table_partitions_without_backup") == 0
+    assert of_tables(scrape(lane_part(second))) == {"reducer_table_reserved_bytes"}
+    lanes.cut.add("b:1")
+    worker.push_all(ONES, 1)
+    lanes.tick(2)
+    found = scrape(lane_part(first))
+    assert of(found, "table_backup_lag_entries") == 3
+    assert of(found, "table_backup_wait_seconds") == pytest.approx(2)
+    lanes.lead(0, 2, "a:1")  # the workers decide to go on without the backup
+    found = scrape(lane_part(first))
+    assert of(found, "table_partitions_without_backup") == 1
+    assert of(found, "table_backup_lag_entries") == 0
+
+
 def test_tables_of_several_runs_are_added_up() -> None:
     """Otherwise a scrape would have the same series twice."""
     lane = SimLane()
@@ -105,7 +135,7 @@ def test_a_lane_without_tables_has_no_series_of_tables() -> None:
     assert of_tables(scrape(lane_part(lane))) == set()
     worker = TableWorker(lane, 0)
     worker.table()
-    assert of_tables(scrape(lane_part(lane)))
+    assert {f"reducer_{each}" for each in BACKUPS}.isdisjoint(of_tables(scrape(lane_part(lane))))
     worker.call(TableCall("drop", name="net"))
     assert of_tables(scrape(lane_part(lane))) == set()
 
