@@ -21,7 +21,11 @@ _LOOK = 0.2  # seconds between two looks at the policy
 
 
 class Supervisor:
-    """``saved``: the step of the last checkpoint; None before the first."""
+    """Saves in a thread. The log tells each checkpoint, and the age of the last one after an error.
+
+    Attributes:
+        saved: the step of the last checkpoint; None before the first.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class Supervisor:
         tables: Callable[[], Sequence[Table]],
     ) -> None:
         self.saved: int | None = None
+        self._begun_at = 0.0  # when the last checkpoint's save began
         self._directory = directory
         self._policy = policy
         self._job = job
@@ -38,6 +43,14 @@ class Supervisor:
         self._lock = threading.Lock()  # one save at a time
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tables save", daemon=True)
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the save of the last checkpoint began; None before the first checkpoint.
+
+        A restart from the last checkpoint loses the training of this time.
+        """
+        return None if self.saved is None else time.monotonic() - self._begun_at
 
     def start(self) -> None:
         self._policy.saved(self._step(), time.monotonic())
@@ -48,13 +61,17 @@ class Supervisor:
         the errors of a pull.
         """
         with self._lock:
+            begun_at = time.monotonic()
             images = [image_of(table) for table in self._tables()]
             if not images:
                 return None
             step = step_of(images)
             path = save(self._directory, step, images, job=self._job, keep=self._policy.keep)
+            now = time.monotonic()
+            self._begun_at = begun_at
             self.saved = step
-            self._policy.saved(step, time.monotonic())
+            self._policy.saved(step, now)
+            logger.info("the tables of job %r: %s saved in %.1f s", self._job, path, now - begun_at)
             return path
 
     def stop(self) -> None:
@@ -72,8 +89,17 @@ class Supervisor:
             except ClosedError:
                 return
             except (ReducerError, OSError) as error:
-                logger.warning("the tables of job %r were not saved: %s", self._job, error)
+                last = self._describe_last()
+                logger.warning(
+                    "the tables of job %r were not saved: %s; %s", self._job, error, last
+                )
                 self._policy.saved(self._step(), time.monotonic())
+
+    def _describe_last(self) -> str:
+        age = self.age
+        if age is None:
+            return "there is no checkpoint yet"
+        return f"the last checkpoint, of step {self.saved}, is {age:.0f} s old"
 
     def _step(self) -> int:
         return max((table.version for table in self._tables()), default=0)
