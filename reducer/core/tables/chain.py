@@ -2,13 +2,13 @@
 
 Laws:
 
-- T12: what a worker is told, and what it can pull, is on the backup too, if the partition has one.
-  So a change is carried out when the backup has it, in the order of the log.
+- T12: if the partition has a backup, each answer to a worker and each pulled value is on the backup
+  too. So a change is carried out when the backup has the change, in the order of the log.
 - T13: a partition has one primary in a term. A backup refuses the log of an older term, so a
-  primary that was replaced can carry out nothing more.
-- A primary does not go on without its backup by itself: the workers decide that, by a new term.
-- A spare is filled shard by shard. From the link on, changes of what it has wait for it as for a
-  backup: as soon as it has everything, the workers may name it the backup at any moment.
+  replaced primary can carry out nothing more.
+- A primary never goes on without its backup by itself: the workers decide that, by a new term.
+- A spare is filled shard by shard. Once the spare is linked, changes of the shards that it has wait
+  for the spare as for a backup: the workers may name a full spare the backup at any moment.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CALL: Final = int(Entry.CALL)
 
 
 class Durable:
-    """What follows an entry of the log when the backup has it."""
+    """The work that waits until the backup has an entry of the log."""
 
     def durable(self, now: float, out: list[Output]) -> None:
         raise NotImplementedError
 
     def buffers(self) -> list[Buffer]:
-        """What the entry holds if it never becomes durable."""
+        """The buffers to free if the entry never becomes durable."""
         return []
 
 
@@ -57,11 +57,12 @@ class LogEntry:
 
 
 class Chain:
-    """`backup`: where the log goes; None: nowhere. `is_filling`: it is a spare, no backup yet.
-    `begun`: the term in which this log began; a place may have another log of this lane.
+    """`backup`: the place that gets the log, or None. `is_filling`: the place is a spare, no backup
+    yet. `begun`: the term in which this log began; a place may have another log of this lane.
 
-    `session`: the link to it, once it has said from where on it wants the log. `unshipped`: what a
-    spare does not have yet, as (table, shard): changes of that are not logged.
+    `session`: the link to the place, once the place has told from where on it wants the log.
+    `unshipped`: the shards that a spare does not have yet, as (table, shard); their changes are not
+    logged.
     """
 
     def __init__(self, crc: Crc) -> None:
@@ -71,12 +72,12 @@ class Chain:
         self.is_filling = False
         self.session: int | None = None
         self.unshipped: set[tuple[int, int]] = set()
-        self.position = 0  # of the last entry
-        self.acked = 0  # up to here the place has the log
-        self._waits_since = 0.0  # while there is a lag: the last acknowledgement, or its begin
-        self._has_begun = False  # a spare: it was linked
+        self.position = 0  # the position of the last entry
+        self.acked = 0  # the last position that the place has acknowledged
+        self._waits_since = 0.0  # when the place last acknowledged an entry, or when the lag began
+        self._has_begun = False  # whether the place was linked
         self._crc = crc
-        self._entries: deque[LogEntry] = deque()  # from acked + 1 on
+        self._entries: deque[LogEntry] = deque()  # the entries from acked + 1 on
 
     @property
     def is_logging(self) -> bool:
@@ -115,10 +116,10 @@ class Chain:
         now: float,
         out: list[Output],
     ) -> None:
-        """Log what the header says, with `header.length` bytes of the buffer, and scalars.
+        """Log an entry: a header, `header.length` bytes of the buffer, and scalars.
 
-        The header's `flags` are an Entry; this takes the header over. Without `then`, the buffer is
-        the chain's, and is freed with the entry.
+        The header's `flags` are an Entry. The chain owns the header from here on. Without `then`,
+        the chain owns the buffer too, and frees it with the entry.
         """
         if not self.is_logging or (header.key, header.chunk) in self.unshipped:
             _go_on(then, now, out)
@@ -154,7 +155,7 @@ class Chain:
     # --- the link -------------------------------------------------------------------------------
 
     def linked(self, session: int, has: int, now: float, out: list[Output]) -> None:
-        """The place has the log up to `has`: send what follows."""
+        """The place has the log up to `has`: send the entries behind."""
         self.session = session
         self._has_begun = True
         for entry in list(self._entries)[max(0, has - self.acked) :]:
@@ -165,7 +166,7 @@ class Chain:
         self.session = None
 
     def confirm(self, position: int, now: float, out: list[Output]) -> None:
-        """The place has the log up to `position`: carry out what waited for that."""
+        """The place has the log up to `position`: carry out the changes that waited for this."""
         while self.acked < position and self._entries:
             self._waits_since = now
             self.acked += 1
@@ -178,8 +179,8 @@ class Chain:
     ) -> bool:
         """The workers have decided. Returns whether the log goes to another place now.
 
-        The same place goes on with its log. For another one the log begins anew, and nothing waits
-        for the place before.
+        The same place goes on with its log. For another place the log begins anew, and no change
+        waits for the old place any more.
         """
         self.term = term
         self.is_filling = is_filling
@@ -197,7 +198,7 @@ class Chain:
         return True
 
     def drop(self, out: list[Output]) -> None:
-        """Another lane leads: what waits here never becomes durable."""
+        """Another lane leads: entries that wait here never become durable."""
         self.backup, self.session = None, None
         entries, self._entries = self._entries, deque()
         self.unshipped.clear()

@@ -1,4 +1,4 @@
-"""What all parts of a lane's tables share."""
+"""The objects that all parts of a lane's tables share."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _FLOAT32: Final = int(DType.FLOAT32)
 
 
 class PushAdmission(Admission):
-    """Where a PUSH belongs."""
+    """The table and shard of a PUSH."""
 
     __slots__ = ("seat", "shard", "table")
 
@@ -220,7 +220,7 @@ class TableDesk:
             holdings.put_out(worker, now, out)
 
     def tick(self, now: float) -> list[Output]:
-        """Put workers out that have not come back in time, and look after the links."""
+        """Take out workers that have not come back in time, and tick the links."""
         out: list[Output] = []
         for holdings in self._holdings.values():
             if holdings.link is not None:
@@ -245,7 +245,7 @@ class TableDesk:
     # --- pushes and pulls -----------------------------------------------------------------------
 
     def admit(self, session: int, header: Header) -> Admission | None:
-        """Returns where a PUSH or a LOG belongs, before memory is taken for it; None: discard its
+        """Find the table of a PUSH or a LOG, before its memory is allocated. None: discard the
         payload.
 
         Raises the ProtocolError family.
@@ -285,7 +285,7 @@ class TableDesk:
     def push(
         self, session: int, header: Header, buffer: Buffer | None, now: float, out: list[Output]
     ) -> None:
-        """A PUSH or a LOG is complete; `buffer` is None if it has no payload that is wanted."""
+        """A PUSH or a LOG is complete. `buffer` is None if its payload is empty or discarded."""
         if header.kind == LOG:
             self._replica_of(session).take(header, buffer, now, out)
             return
@@ -339,7 +339,7 @@ class TableDesk:
     def call(
         self, session: int, number: int, call: TableCall, now: float, out: list[Output]
     ) -> None:
-        """A call behind `open`. What it asks for in vain is refused, and the connection stays."""
+        """A call behind `open`. A call that fails is refused, and the connection stays."""
         if session not in self._seats:
             raise ProtocolError(f"the call {call.call} on a link between lanes")
         seat, holdings = self._seats[session]

@@ -1,4 +1,4 @@
-"""A partition and its workers: this lane leads it, or is its backup."""
+"""A partition and its workers. This lane leads the partition, or is its backup."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from reducer.core.tables.workers import READER, Seat, Worker
 from reducer.wire.errors import ProtocolError
 from reducer.wire.table_messages import TableCall
 
-# Seconds that workers have, beyond those of a lost connection, to find a lane that leads now.
+# Seconds that workers have to find the new leading lane, beyond those for a lost connection.
 GRACE: Final = 1.5
 
 
 class Holdings(Partition):
-    """`replica`: while this lane is a backup. `link`: to the place of the log, if there was one.
+    """`replica` exists while this lane is a backup. `link`: the link to the place of the log.
 
-    A link refers to its holdings. Who forgets the holdings calls `end`, because a lane with tables
-    looks for no reference cycles.
+    A link refers to its holdings, and a lane with tables looks for no reference cycles. So `end` is
+    called before the holdings are forgotten.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Holdings(Partition):
         self.link: Link | None = None
 
     def end(self, now: float, out: list[Output]) -> None:
-        """Another object has the partition, or nobody."""
-        self.replica = None  # a link to it carries nothing any more
+        """This object does not have the partition any more."""
+        self.replica = None  # a link to the replica carries nothing any more
         link, self.link = self.link, None
         if link is not None:
             link.reset(now, out)
@@ -62,7 +62,7 @@ class Holdings(Partition):
                 table.owner.begin_term(term)
 
     def _promote(self, term: int, now: float, out: list[Output]) -> None:
-        """The backup becomes the primary. Its workers connect, or are put out in time."""
+        """The backup becomes the primary. Its workers connect, or are taken out in time."""
         replica, self.replica = self.replica, None
         assert replica is not None
         if replica.session:
@@ -157,7 +157,7 @@ class Holdings(Partition):
         table.reserved += need
 
     def advance(self, table: Table, worker: int, clock: int, now: float, out: list[Output]) -> None:
-        """A worker has ended a clock: it counts when the backup knows."""
+        """A worker has ended a clock. The clock counts when the backup has it."""
         call = TableCall("clock", name=table.name, clock=clock)
         self.chain.call(call, worker, _Clocked(self, table, worker, clock), now, out)
 

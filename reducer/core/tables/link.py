@@ -2,11 +2,11 @@
 
 Laws:
 
-- A backup that cannot be reached holds everything up, until the workers name another one by a new
-  term. So the primary tells them at once, and again and again (news `alone`).
-- A primary that its backup calls replaced ends: another lane has the partition.
-- A place that has the whole log is not filled again when the workers call it a spare: they have
-  taken it for lost, and it was not.
+- An unreachable backup blocks all changes, until the workers name another backup by a new term. So
+  the primary tells the workers at once, and again with each beat (news `alone`).
+- A primary ends if its backup says that it was replaced: another lane has the partition.
+- A place that has the whole log is not filled again when the workers call it a spare: the workers
+  took the place for lost, but its log was not lost.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.errors import ProtocolError
 from reducer.wire.table_messages import Notice, TableCall
 
-FIRST_WAIT: Final = 0.02  # before the next attempt to connect; doubled each time
+FIRST_WAIT: Final = 0.02  # seconds before the next attempt to connect, doubled each time
 LONGEST_WAIT: Final = 0.5
 BEAT: Final = 0.25
-# Without a word for so long the backup counts as lost. It answers each beat.
+# Seconds without a frame after which the backup counts as lost. A backup answers each beat.
 SILENCE: Final = 1.0
 
 
 class Link(LinkEvents):
-    """`refill`: while the place is a spare."""
+    """`refill` copies the partition while the place is a spare."""
 
     def __init__(self, context: Context, partition: Partition) -> None:
         self.refill: Refill | None = None
@@ -47,10 +47,10 @@ class Link(LinkEvents):
         self._beat_at = 0.0
         self._heard_at = 0.0
         self._is_lost = False
-        self._is_whole = False  # the place has everything
+        self._is_whole = False  # whether the place has everything
 
     def reset(self, now: float, out: list[Output]) -> None:
-        """The log goes to another place, or nowhere."""
+        """The log goes to another place, or to no place."""
         if self._session:
             out.append(Close(0, self._session, "the log goes elsewhere", at_once=True))
         self._context.links.forget(self._dialing, self._session)
@@ -69,7 +69,7 @@ class Link(LinkEvents):
         job = self._partition.job
         out.append(Dial(link=self._dialing, address=place.address, lane=place.lane, job=job))
 
-    # --- what comes of it -----------------------------------------------------------------------
+    # --- events of the connection ---------------------------------------------------------------
 
     def dialed(self, session: int, now: float, out: list[Output]) -> None:
         place = self._chain.backup
@@ -93,7 +93,7 @@ class Link(LinkEvents):
         self._wait_and_tell(reason, now, out)
 
     def disconnected(self, reason: str, now: float, out: list[Output]) -> None:
-        """The connection broke. It is made again, and the place is not lost yet if it followed."""
+        """The connection broke and is made again. A place that followed is not lost yet."""
         self._session = 0
         if self._chain.session is None:
             self._wait_and_tell(reason, now, out)
@@ -102,7 +102,7 @@ class Link(LinkEvents):
         self._chain.unlinked()
 
     def notice(self, notice: Notice, now: float, out: list[Output]) -> None:
-        """The answer to `follow`. Raises ProtocolError for any other."""
+        """The answer to `follow`. Raises ProtocolError for any other notice."""
         if notice.call != "follow":
             raise ProtocolError(f"the notice {notice.call} came on a link between lanes")
         self._heard_at = now
@@ -157,7 +157,7 @@ class Link(LinkEvents):
             self._tell("filled", out)
 
     def _wait_and_tell(self, reason: str, now: float, out: list[Output]) -> None:
-        """The place is lost. The next attempt waits, each time longer."""
+        """The place is lost. The wait before the next attempt is longer each time."""
         self._next_try = now + self._wait
         self._wait = min(LONGEST_WAIT, 2 * self._wait)
         self._lose(reason, out)

@@ -1,4 +1,4 @@
-"""Which link an attempt to connect, or a session, belongs to."""
+"""Finds the link to which an attempt to connect, or a session, belongs."""
 
 from __future__ import annotations
 

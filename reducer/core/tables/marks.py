@@ -1,4 +1,4 @@
-"""Which updates of which worker a shard has seen.
+"""Remembers the updates of each worker that a shard has seen.
 
 Law (T11): an update is applied exactly once. Its identity is (worker, incarnation, shard, seq), and
 seq is contiguous. A repeat is answered by its first outcome; a gap is refused with the mark.

@@ -1,10 +1,10 @@
-"""Decides the steps of a table: the lane that has shard 0 does so for all lanes.
+"""Decides the steps of a table. The lane with shard 0 decides for all lanes.
 
 Laws:
 
 - T14: the set of a step is decided once for all shards. A set that lost a member before the commit
   is followed by another one, with the next generation.
-- T15: nobody is left out of more than `bound` steps in a row; then the step waits for that worker.
+- T15: a worker is left out of at most `bound` steps in a row; then the step waits for that worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reducer.wire.errors import ProtocolError, StaleBaseError
 
 
 class StepSet:
-    """Whose gradients a step has: `members` ascending, `weights` in their order."""
+    """The workers whose gradients a step has: `members` ascending, `weights` in their order."""
 
     __slots__ = ("generation", "members", "step", "weights")
 
@@ -60,24 +60,24 @@ class StepOwner:
 
     @property
     def absent(self) -> int:
-        """How many workers must still come before the first step."""
+        """The number of workers that must still come before the first step."""
         return max(0, self._awaited - len(self._seen))
 
     @property
     def size(self) -> int:
-        """How many workers take part in the table's steps."""
+        """The number of workers that take part in the table's steps."""
         return len(self._members)
 
     def members(self) -> list[int]:
-        """Who takes part in the table's steps, ascending."""
+        """The workers that take part in the table's steps, ascending."""
         return sorted(self._members)
 
     def entered(self) -> list[int]:
-        """Who has entered the open step, in the order of arrival."""
+        """The workers that have entered the open step, in the order of arrival."""
         return list(self._entered)
 
     def awaited(self) -> list[int]:
-        """Who has not entered the open step, ascending; nobody once the set is decided."""
+        """The workers that have not entered the open step, ascending; none after the decision."""
         return [] if self.set is not None else sorted(self._members - self._entered.keys())
 
     def begin_at(self, step: int) -> None:
@@ -131,7 +131,7 @@ class StepOwner:
         return self._decide([])
 
     def late(self) -> list[int]:
-        """Who has entered the open step and is not in its set."""
+        """The workers that have entered the open step and are not in its set."""
         if self.set is None:
             return []
         return [worker for worker in self._entered if worker not in self.set.members]
@@ -153,7 +153,7 @@ class StepOwner:
         return True
 
     def _decide(self, kept: list[int]) -> bool:
-        """Decide the set if enough workers have entered. `kept`: of the set before."""
+        """Decide the set if enough workers have entered. `kept`: the members of the last set."""
         if len(self._seen) < self._awaited or not self._members:
             return False
         present = len(self._members)

@@ -1,4 +1,4 @@
-"""The tables of one partition on this lane, whoever leads it."""
+"""The tables of one partition on this lane, which leads the partition or is its backup."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Partition:
             out.append(frames.notice(news, sessions, self.context.crc))
 
     def seal(self, number: int, incarnation: bytes) -> None:
-        """The updates of the worker's earlier starts are over."""
+        """The worker has started again: forget the marks of its earlier starts."""
         self.workers.learn(number, incarnation)
         for table in self.by_key.values():
             for shard in table.shards.values():

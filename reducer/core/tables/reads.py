@@ -1,4 +1,4 @@
-"""Pulls: answered at once, or when the shard has values, the clock or the version that they want.
+"""Answers pulls, at once or when the shard has values and the wanted clock or version.
 
 Law (T16): a read at clock c of a table with the bound s waits until the minimum of the clocks is
 c - s or more. The worker names c - s.

@@ -1,7 +1,7 @@
 """Copies a partition to a spare while the partition goes on.
 
-Law: a shard is copied at one moment with its marks, and what changes it later comes behind it in
-the log. A shard whose step is committed and not applied yet waits for that.
+Law: a shard is copied at one moment with its marks, and later changes of the shard come behind the
+copy in the log. A shard whose step is committed and not applied is copied after the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reducer.wire.codes import Entry
 from reducer.wire.header import NO_RANK, Header
 from reducer.wire.table_messages import TableCall
 
-# Bytes on their way to the spare: enough for a fast link, few beside the pushes of workers.
+# Bytes in flight to the spare: enough for a fast link, few beside the pushes of workers.
 WINDOW: Final = 8 << 20
 
 
@@ -38,7 +38,7 @@ class Refill:
         self.is_over = False
 
     def begin(self, now: float, out: list[Output]) -> None:
-        """The spare is linked: send it what tables there are, then their shards."""
+        """The spare is linked: send the descriptions of the tables, then the shards."""
         partition, chain = self._partition, self._chain
         tables = list(partition.by_key.values())
         self._waiting = [

@@ -3,7 +3,7 @@
 Laws:
 
 - T12: an entry is acknowledged when it is in this lane's memory; entries are carried out in order.
-- T17: the scalars of a step come with its entry; nothing is computed twice.
+- T17: the scalars of a step come with its entry, so the backup does not compute them again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LOGGED: Final = int(MessageKind.LOGGED)
 
 
 class Replica:
-    """`position`: of the last entry. `session`: the primary's link; `primary`: its incarnation.
-    `begun`: the term in which the log began.
+    """`position`: the position of the last entry. `session`: the primary's link. `primary`: the
+    primary's incarnation. `begun`: the term in which the log began.
     """
 
     def __init__(self, context: Context, partition: Partition, primary: bytes, begun: int) -> None:
@@ -47,7 +47,7 @@ class Replica:
         self._partition = partition
 
     def admit(self, header: Header) -> bool:
-        """Whether the entry is new. Raises ProtocolError if it fits nothing here."""
+        """Whether the entry is new. Raises ProtocolError if it does not belong to a table here."""
         if header.stable <= self.position:
             return False
         if header.stable != self.position + 1:
@@ -67,7 +67,7 @@ class Replica:
         return True
 
     def take(self, header: Header, buffer: Buffer | None, now: float, out: list[Output]) -> None:
-        """Raises ProtocolError: then the entry is not taken, and its buffer is the caller's."""
+        """Take an entry. After a ProtocolError the caller owns the buffer, as before."""
         if buffer is None and header.length == 0:
             self.admit_outcome(header)
         if header.stable > self.position:

@@ -1,4 +1,4 @@
-"""One shard of a table: arrays, version, whose updates it has seen, and who waits for it."""
+"""One shard of a table: its arrays and version, the updates that it has seen, waiting pulls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class WaitingPull:
 
 
 class Shard:
-    """`marks` by worker, of its present start. `logged`: the version with the updates that are in
-    the log and not applied yet.
+    """`marks`: by worker, the marks of the worker's present start. `logged`: the version including
+    the updates that are in the log and not applied yet.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""What a table is, as its workers describe it, and which of its shards a lane has."""
+"""The description of a table by its workers, and the shards of the table that a lane has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG: Final = 120  # characters of a value in a message
 class Spec:
     """A table as the first `table` call describes it.
 
-    `numbers`: the shards of this lane, ascending. `worker`: who has described the table first.
+    `numbers`: the shards of this lane, ascending. `worker`: the worker that made the first call.
     """
 
     __slots__ = ("call", "key", "numbers", "optimizer", "slots", "worker")

@@ -1,4 +1,4 @@
-"""The open step of a table on one lane: contributions, sums, and which set they are of."""
+"""The open step of a table on one lane: contributions, their means, and the chosen set."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from reducer.core.tables.owner import StepSet
 class StepSums:
     """`parts`: contributions to the open step, by shard and worker, until it is committed.
 
-    `means`: by shard, of the set `chosen`. Another generation discards means, never parts.
-    `learning_rate`: of the set; None: the optimizer's own. `last_in`: by worker, the last committed
-    step whose set had it.
+    `means`: the means of the set `chosen`, by shard. Another generation discards means, never
+    parts. `learning_rate`: the learning rate of the set; None is the optimizer's own. `last_in`: by
+    worker, the last committed step whose set had the worker.
     """
 
     __slots__ = ("chosen", "last_in", "learning_rate", "means", "parts", "pending")

@@ -1,7 +1,7 @@
-"""When the workers entered a table's open step, and who is left out of many steps.
+"""Watches when workers enter a table's open step, and which workers are left out of many steps.
 
-Law: whoever was left out of more than MAX_LEFT_OUT of its last WINDOW steps is named in the log,
-once.
+Law: a worker that was left out of more than MAX_LEFT_OUT of the last WINDOW steps is named in the
+log, once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_LEFT_OUT: Final = 5  # 5 %: beyond that, the model hardly sees the worker's 
 
 
 class StepWatch:
-    """Of the lane that decides the steps. `opened_at`: when the first worker entered the step."""
+    """Belongs to the lane that decides the steps. `opened_at`: when the first worker entered."""
 
     __slots__ = (
         "_entered", "_half_at", "_heard_at", "_last", "_last_at", "_named", "_recent", "_size",
@@ -75,7 +75,7 @@ class StepWatch:
                     out.append(Log(0, logging.WARNING, text, {"job": job, "worker": worker}))
 
     def _count(self, worker: int, is_out: bool) -> int:
-        """How many of its last WINDOW steps the worker was left out of; 0 before so many steps."""
+        """How many of the last WINDOW steps left the worker out; 0 before WINDOW steps."""
         steps, bits = self._recent.get(worker, (0, 0))
         bits = (bits << 1 | is_out) & ((1 << WINDOW) - 1)
         steps = min(WINDOW, steps + 1)

@@ -138,7 +138,7 @@ class Stepping:
     def enter(
         self, table: Table, seat: Seat, call: TableCall, now: float, out: list[Output]
     ) -> None:
-        """A worker has its gradient; only the owner is told. Raises ProtocolError."""
+        """A worker has its gradient. Workers tell the owner alone. Raises ProtocolError."""
         owner = table.owner
         if owner is None:
             raise ProtocolError(f"this lane does not decide the steps of table {table.name!r}")

@@ -1,4 +1,4 @@
-"""One table on one lane: its shards, and what it has counted."""
+"""One table on one lane: its shards and its counters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from reducer.core.tables.workers import Workers
 from reducer.wire.codes import Outcome
 from reducer.wire.table_messages import Notice
 
-# What the records of a shard take beside its arrays: its own, and its marks of some workers.
+# Bytes that a shard takes beside its arrays: its records, and the marks of some workers.
 SHARD_BYTES: Final = 2_048
 
 
 class Counts:
-    """What a table has counted. `staleness`: updates by the power of two above their staleness.
+    """The counters of a table. `staleness`: updates by the power of two above their staleness.
 
     `stale`: the sum of their staleness. `bytes_in`: payload of pushes, `bytes_out` of values.
     """
@@ -102,7 +102,7 @@ class Table:
         return 0 if self.clocks is None else self.clocks.least
 
     def set_rate(self, rate: float, number: int) -> None:
-        """A learning rate holds unless one of this or a greater number is known."""
+        """Set a learning rate, unless a change with this or a greater number is known."""
         if number > self.rate_number:
             self.rate, self.rate_number = rate, number
 
@@ -112,7 +112,7 @@ class Table:
         return found if self.steps is None else found + self.steps.buffers()
 
     def described(self, call: str) -> Notice:
-        """The description of the table, and where it stands."""
+        """The description of the table, with its version, step and learning rate."""
         wanted = self.spec.call
         return Notice(
             call=call,

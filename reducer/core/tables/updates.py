@@ -1,4 +1,4 @@
-"""First values and updates of the modes async and ssp: from a complete PUSH to its RECEIPT.
+"""Handles first values, and updates of the modes async and ssp, from PUSH to RECEIPT.
 
 Laws:
 
@@ -48,7 +48,7 @@ _REFUSED: Final = int(Outcome.REFUSED)
 
 
 class Update:
-    """A PUSH on its way."""
+    """A PUSH in flight."""
 
     __slots__ = (
         "base", "buffer", "confirmed", "crc", "mark", "seat", "seq", "shard", "size", "table",
@@ -145,7 +145,7 @@ class Updates:
         out.append(self._receipt(table, shard, seat, seq, (_APPLIED, shard.version, 0)))
 
     def fill(self, table: Table, shard: Shard, now: float, out: list[Output]) -> None:
-        """Give the slots that nobody sent their first values."""
+        """Fill the slots without sent first values with the optimizer's initial values."""
         initials = tuple(
             [
                 initial

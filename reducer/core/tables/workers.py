@@ -6,8 +6,8 @@ from typing import Final
 
 from reducer.wire.errors import JoinError
 
-READER: Final = -1  # pulls, and takes part in nothing
-# A worker's earlier starts that are remembered, so that they are told that they are replaced.
+READER: Final = -1  # the number of readers, which only pull
+# The number of a worker's earlier starts that are remembered and told that they were replaced.
 SEALED: Final = 16
 
 
@@ -67,9 +67,9 @@ class Workers:
     def enter(self, seat: Seat) -> tuple[Worker, Seat | None, bool]:
         """Take in a worker's connection.
 
-        Returns the worker, the connection that this one replaces, and whether the worker is another
-        start of the program: then the updates of the start before are sealed. Raises JoinError for
-        a start that was replaced.
+        Returns the worker, the connection that this one replaces, and whether the worker's program
+        was started again: then the updates of the earlier start are sealed. Raises JoinError for a
+        start that was replaced.
         """
         worker = self._of.get(seat.worker)
         if worker is None:

@@ -1,4 +1,4 @@
-"""Kernel work that is under way, and what follows each piece of it."""
+"""Pieces of kernel work in flight, and the callback of each piece."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from reducer.core.surface.events import Output, TableEffect, WorkFailed
 
 
 class Sequel:
-    """What follows a piece of work."""
+    """The callback of a piece of work."""
 
     def done(self, event: TableEffect, now: float, out: list[Output]) -> None:
         raise NotImplementedError
 
     def failed(self, error: Exception, now: float, out: list[Output]) -> None:
-        """The work has changed nothing. Takes back what the work needed."""
+        """The work failed and has changed nothing. Takes back the resources of the work."""
         raise NotImplementedError
 
 
