@@ -24,14 +24,12 @@ import numpy as np
 
 import reducer_client
 from reducer_client.registry.daemon import DaemonRegistry
-from reducer_client.registry.dial import Dialer
-from reducer_client.tables.places_document import Entry, Seat, decode
-from reducer_client.tables.probe import ask_lane, question
 from tests.soak import Figures, Say, milliseconds
 from tests.support.cluster import ROOT, Daemon, environment
 from tests.support.harms import Storm
 from tests.support.proxy import Proxies
 from tests.support.reducers import Reducers
+from tests.support.table_places import Places
 from tests.support.tables import flat, integers, ledger, zeros
 from tests.support.wait import wait_until
 
@@ -100,42 +98,6 @@ def _pushers(addresses: list[str], registry: str, stop: Path) -> Iterator[list[P
         raise
 
 
-class Places:
-    """Where the partitions live, and which of these processes live."""
-
-    def __init__(self, registry: DaemonRegistry, addresses: list[str]) -> None:
-        self._registry = registry
-        self._addresses = addresses
-        self._incarnations = [self._ask(reducer) for reducer in range(len(addresses))]
-
-    def _ask(self, reducer: int) -> bytes:
-        answer = ask_lane(Dialer(self._addresses[reducer], JOB), question(JOB, ""), SECONDS)
-        assert answer is not None, f"reducer {reducer} does not answer"
-        return answer.incarnation
-
-    def started(self, reducer: int) -> None:
-        self._incarnations[reducer] = self._ask(reducer)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return decode(self._registry.get("tables/").value).partitions
-
-    def have_backups(self) -> bool:
-        """Whether each partition has a primary and a full backup that live."""
-        return all(
-            entry.can_fail_over and all(map(self._lives, (entry.primary, entry.backup)))
-            for entry in self.entries
-        )
-
-    def _lives(self, seat: Seat | None) -> bool:
-        return seat is not None and seat.incarnation == self._incarnations[seat.slot]
-
-    def used(self) -> list[int]:
-        """The reducers that have a partition."""
-        seats = [seat for entry in self.entries for seat in (entry.primary, entry.backup)]
-        return sorted({seat.slot for seat in seats if seat is not None})
-
-
 def _first_after(pushers: list[Pusher], dead: float) -> float:
     """When the first receipt came of a push that was begun after this time; 0: none yet."""
     answered = [
@@ -161,7 +123,7 @@ def run(count: int, seed: int, say: Say) -> Figures:
     ):
         stop = Path(folder, "stop")
         registry = DaemonRegistry(keeper.address, JOB)
-        places = Places(registry, reducers.addresses)
+        places = Places(registry, JOB, reducers.addresses)
         with _pushers(proxies.addresses, keeper.address, stop) as pushers:
             wait_until(lambda: all(p.is_ready for p in pushers), SECONDS, "all workers")
             storm.active = True
