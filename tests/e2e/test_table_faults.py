@@ -16,7 +16,7 @@ from reducer_client.tables import KOfN, Receipt, Table
 from tests.support.harms import Storm
 from tests.support.proxy import Proxies
 from tests.support.reducers import Reducers
-from tests.support.tables import LEDGER, flat, integers, ledger, zeros
+from tests.support.tables import LEDGER, flat, integers, ledger, step_ledger, zeros
 
 HARMS = ("cut", "flip", "end", "delay", "bytewise")
 PUSHES = 40
@@ -90,16 +90,8 @@ def test_each_step_is_the_mean_of_the_applied_pushes_while_connections_are_cut(
         return receipts
 
     receipts, parameters = _in_a_storm(addresses, job, 2, mode, work)
-    members: dict[int, list[int]] = {}  # the seeds of each step's gradients
-    for worker, each in enumerate(receipts):
-        for number, receipt in enumerate(each):
-            if receipt.outcome == "applied":
-                members.setdefault(receipt.version, []).append(number * 2 + worker)
-    assert sorted(members) == list(range(1, max(members) + 1))
-    total = np.zeros(parameters.size)
-    for seeds in members.values():
-        total -= sum(flat(integers(seed)) for seed in seeds) / len(seeds)
-    assert np.array_equal(parameters, total.astype(np.float32))
+    expected = step_ledger(receipts, lambda worker, number: 2 * number + worker)
+    assert np.array_equal(parameters, expected)
 
 
 def test_a_reducer_that_starts_again_has_lost_its_tables(job: str) -> None:

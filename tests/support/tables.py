@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from reducer.kernels import load
 from reducer.optimizers import SGD, Optimizer
+from reducer_client.tables import Receipt
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
@@ -41,6 +42,26 @@ def ledger(first: Arrays, gradients: Iterable[Arrays]) -> npt.NDArray[np.float32
     total = flat(first).astype(np.float64)
     for gradient in gradients:
         total -= flat(gradient)
+    return total.astype(np.float32)
+
+
+def step_ledger(
+    receipts: Iterable[Iterable[Receipt]], seed_of: Callable[[int, int], int]
+) -> npt.NDArray[np.float32]:
+    """The parameters after common steps from zeros, by the receipts of each worker.
+
+    ``seed_of(worker, number)``: of the integers that were pushed; numbers from 0 on. Exact for two
+    workers.
+    """
+    members: dict[int, list[int]] = {}  # the seeds of each step's gradients
+    for worker, each in enumerate(receipts):
+        for number, receipt in enumerate(each):
+            if receipt.outcome == "applied":
+                members.setdefault(receipt.version, []).append(seed_of(worker, number))
+    assert sorted(members) == [*range(1, max(members, default=0) + 1)], f"steps: {sorted(members)}"
+    total = flat(zeros()).astype(np.float64)
+    for seeds in members.values():
+        total -= sum(flat(integers(seed)) for seed in seeds) / len(seeds)
     return total.astype(np.float32)
 
 
