@@ -47,6 +47,7 @@ LONGEST = (
     "test_ps_example",
     "test_proofs",
     "test_psk",
+    "test_table_kills",
     "test_dialing",
     "test_tables",
     "test_table_backups",

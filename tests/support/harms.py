@@ -7,10 +7,12 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Literal
 
 from reducer.wire.codes import MessageKind
 from tests.support.proxy import Direction, Harm, LinkResetError, Stream, StreamEndError, pass_on
 
+When = Literal["before", "after"]
 _KIND_AT = 5
 # Frames that may come twice without any effect. All other kinds begin or end a connection. TCP
 # repeats no bytes, so only a peer that breaks the protocol sends a second one of those.
@@ -72,6 +74,24 @@ async def bytewise(stream: Stream, piece: bytes) -> None:
     for at in range(len(piece)):
         await stream.send(piece[at : at + 1])
         await asyncio.sleep(0)
+
+
+def kill(strike: Callable[[], None], when: When, is_end: bool) -> Harm:
+    """Kill a process before or after a piece is forwarded.
+
+    ``is_end``: the piece is from or for that process, so it is lost with a kill before.
+    """
+
+    async def harm(stream: Stream, piece: bytes) -> None:
+        if when == "after":
+            await stream.send(piece)
+        strike()
+        if when == "before":
+            if is_end:
+                raise LinkResetError
+            await stream.send(piece)
+
+    return harm
 
 
 def kind_of(piece: bytes) -> MessageKind | None:
