@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from bench.ps.digits import BARS, CASES, Result, format_row, verdicts
+from bench.ps.digits import BARS, CASES, Result, format_row, mean, verdicts
 from tests.support.cluster import ROOT, environment
 from tests.support.frameworks import needs_extra
 
@@ -42,10 +42,11 @@ def test_a_late_worker_is_left_out_and_the_others_learn(tmp_path: Path) -> None:
 def test_the_bars_tell_what_was_missed() -> None:
     names = [case.name for case in CASES]
     results = dict.fromkeys(names, GOOD)
-    assert [line.split(": ")[-1] for line in verdicts(results)].count("MISSED") == 3
+    assert [line.split(": ")[-1] for line in verdicts(results)].count("MISSED") == 4
     results["async sgd 0.1/0.9"] = replace(GOOD, accuracy=0.1)
     results["skewed: 3 of 4, drop"] = replace(GOOD, accuracy=0.8)
     results["slow: 4 of 4"] = replace(GOOD, goal_seconds=3.0)
+    results["stalls: ssp 0"] = replace(GOOD, goal_seconds=1.6)
     assert all(line.endswith(": met") for line in verdicts(results))
     assert len(list(verdicts(results))) == len(BARS)
     results["slow: 3 of 4, drop"] = replace(GOOD, accuracy=0.95, goal_seconds=None)
@@ -56,3 +57,9 @@ def test_the_bars_tell_what_was_missed() -> None:
 def test_a_row() -> None:
     never = replace(GOOD, goal_seconds=None, counts={"applied": 3, "dropped": 0})
     assert " ".join(format_row(never).split()) == "a 97.0% never 100 0.00 3 applied, warned"
+
+
+def test_a_mean_has_a_time_if_all_trainings_have_one() -> None:
+    other = replace(GOOD, accuracy=0.95, goal_seconds=2.0)
+    assert mean([GOOD, other]) == replace(GOOD, accuracy=0.96, goal_seconds=1.5)
+    assert mean([GOOD, replace(other, goal_seconds=None)]).goal_seconds is None
