@@ -101,6 +101,8 @@ class SimSession:
 
     def read(self) -> list[Frame]:
         """The frames that the lane has sent since the last call."""
+        if not self.outbox:
+            return []
         data = bytes(self.outbox)
         self.outbox.clear()
         return self._reader.feed(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from reducer.core.surface import events
 from tests.support.simlane import SimLane, SimSession
@@ -16,10 +17,11 @@ class TableLanes:
     reached, and whose links carry nothing.
     """
 
-    def __init__(self, *addresses: str) -> None:
+    def __init__(self, *addresses: str, **settings: Any) -> None:
         self.lanes: dict[str, SimLane] = {}
         self.cut: set[str] = set()
         self._starts = 0
+        self._settings = settings
         self._links: list[tuple[str, SimSession, str, SimSession]] = []
         for address in addresses:
             self.start(address)
@@ -28,7 +30,7 @@ class TableLanes:
         """Start a lane, or another one in the place of one that was killed."""
         self._starts += 1
         incarnation = self._starts.to_bytes(16, "little")
-        self.lanes[address] = SimLane(incarnation=incarnation)
+        self.lanes[address] = SimLane(incarnation=incarnation, **self._settings)
         return self.lanes[address]
 
     def kill(self, address: str) -> None:
@@ -48,10 +50,11 @@ class TableLanes:
             back.disconnect("reset")
 
     def lead(
-        self, worker: int, term: int, primary: str, backup: str = "", *, filling: bool = False
-    ) -> TableWorker:
+        self, worker: int, term: int, primary: str, backup: str = "", *, filling: bool = False,
+        **known: object,
+    ) -> TableWorker:  # fmt: skip
         """A worker that opens the partition at its primary, as a layout says."""
-        fields: dict[str, object] = {"term": term, "partitions": 1}
+        fields: dict[str, object] = {"partitions": 1, **known, "term": term}
         fields["reducer"] = self.lanes[primary].settings.incarnation
         if backup:
             fields["backup"] = backup
