@@ -54,6 +54,17 @@ def test_a_receipt_means_that_the_backup_has_the_update() -> None:
     assert np.array_equal(worker.pull_all(), -ONES)
 
 
+@pytest.mark.xfail(reason="a pull does not wait for the pushes of its worker that are in the log")
+def test_a_pull_has_the_pushes_of_its_worker_that_came_before() -> None:
+    lanes, worker = pair()
+    worker.push_all(ONES, 1)
+    for shard in range(3):
+        worker.pull(shard)
+    lanes.pump()
+    values = worker.take_frames(MessageKind.VALUE)
+    assert [each.header.count for each in values] == [1, 1, 1]
+
+
 def test_the_backup_leads_when_the_primary_is_killed() -> None:
     lanes, worker = pair(describe(MOMENTUM))
     for seq in (1, 2):
