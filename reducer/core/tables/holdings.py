@@ -58,6 +58,8 @@ class Holdings(Partition):
                 self.link = Link(self.context, self)
             self.link.reset(now, out)
         for table in self.by_key.values():
+            if table.clocks is not None:
+                table.clocks.lead()
             if table.owner is not None:
                 table.owner.begin_term(term)
 

@@ -14,14 +14,16 @@ Answer = tuple[int, int, int]  # outcome, version after the update, staleness
 class Mark:
     """The updates of one incarnation of one worker on one shard.
 
-    `last` is the seq of the newest update that was taken. An update that is taken and not answered
-    yet has no answer; its answer follows when it is decided.
+    `last` is the seq of the newest update that was taken, `decided` that of the newest one with an
+    outcome. An update that is taken and not answered yet has no answer; its answer follows when it
+    is decided.
     """
 
-    __slots__ = ("_answers", "_confirmed", "last")
+    __slots__ = ("_answers", "_confirmed", "decided", "last")
 
     def __init__(self) -> None:
         self.last = 0
+        self.decided = 0
         self._confirmed = 0
         self._answers: dict[int, Answer] = {}
 
@@ -40,7 +42,8 @@ class Mark:
         self.last = seq
 
     def answer(self, seq: int, answer: Answer) -> None:
-        """Keep the outcome until the worker has confirmed it."""
+        """Keep the outcome until the worker has confirmed it. Outcomes come in order."""
+        self.decided = max(self.decided, seq)
         if seq > self._confirmed:
             self._answers[seq] = answer
 
@@ -55,6 +58,7 @@ class Mark:
     def restore(self, last: int) -> None:
         """Another lane has seen the updates up to `last`."""
         self.last = max(self.last, last)
+        self.decided = max(self.decided, last)
 
     def confirm(self, seq: int) -> None:
         """The worker has the receipts up to `seq`."""

@@ -1,7 +1,11 @@
-"""Answers pulls, at once or when the shard has values and the wanted clock or version.
+"""Answers pulls, at once or when the shard has what the pull waits for.
 
-Law (T16): a read at clock c of a table with the bound s waits until the minimum of the clocks is
-c - s or more. The worker names c - s.
+Laws:
+
+- T16: a read at clock c of a table with the bound s waits until the minimum of the clocks is c - s
+  or more. The worker names c - s.
+- A worker reads its own updates. With a backup an update waits for the log, and so does a pull of
+  its worker behind it.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ class Reads:
                 f"credit is {seat.credit:,}"
             )
         seat.unanswered += cost
-        pull = WaitingPull(seat, header.round, header.count, header.done, has_slots, cost)
+        mark = shard.marks.get(seat.worker)
+        seq = 0 if mark is None else mark.last
+        pull = WaitingPull(seat, header.round, header.count, header.done, has_slots, cost, seq)
         if self._may_answer(table, shard, pull):
             self._answer(table, shard, pull, out)
         else:
@@ -57,7 +63,10 @@ class Reads:
                 shard.pulls = [pull for pull in shard.pulls if pull.seat is not seat]
 
     def _may_answer(self, table: Table, shard: Shard, pull: WaitingPull) -> bool:
-        return shard.is_ready and shard.version >= pull.version and table.least_clock >= pull.clock
+        if not shard.is_ready or shard.version < pull.version or table.least_clock < pull.clock:
+            return False
+        mark = shard.marks.get(pull.seat.worker)
+        return mark is None or mark.decided >= pull.seq
 
     def _answer(self, table: Table, shard: Shard, pull: WaitingPull, out: list[Output]) -> None:
         seat = pull.seat

@@ -61,9 +61,13 @@ class Refill:
         if table.rate_number and table.rate is not None:
             call = TableCall("rate", name=name, rate=table.rate, number=table.rate_number)
             chain.call(call, NO_WORKER, None, now, out)
-        if table.clocks is not None:
-            for worker, clock in table.clocks.rows():
+        clocks = table.clocks
+        if clocks is not None:
+            for worker, clock in clocks.rows():
                 chain.call(TableCall("clock", name=name, clock=clock), worker, None, now, out)
+            awaited = max(0, clocks.awaited)
+            call = TableCall("clock", name=name, clock=clocks.least, number=awaited)
+            chain.call(call, NO_WORKER, None, now, out)
         if table.owner is not None and table.owner.last is not None:
             chain.call(commit_call(table, table.owner.last, ()), NO_WORKER, None, now, out)
         if table.steps is not None and table.steps.chosen is not None:

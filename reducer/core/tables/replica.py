@@ -21,7 +21,7 @@ from reducer.core.tables.table import Table
 from reducer.core.tables.works import Sequel
 from reducer.wire.codes import SCALARS_BYTES, Entry, MessageKind, Outcome
 from reducer.wire.errors import BadFrameError, IntegrityError, ProtocolError
-from reducer.wire.header import Header, pack_header
+from reducer.wire.header import NO_RANK, Header, pack_header
 from reducer.wire.messages import decode
 from reducer.wire.table_messages import TableCall
 
@@ -161,9 +161,7 @@ class Replica:
         elif call.call == "drop":
             partition.drop(partition.find(call.name), out)
         elif call.call == "clock":
-            clocks = partition.find(call.name).clocks
-            if clocks is not None:
-                clocks.restore(worker, call.clock)
+            self._clock(partition.find(call.name), call, worker)
         elif call.call == "rate":
             partition.find(call.name).set_rate(call.rate, call.number)
         elif call.call == "set":
@@ -172,6 +170,14 @@ class Replica:
             self._commit(partition.find(call.name), call, out)
         else:
             raise BadFrameError(f"a log has the call {call.call}")
+
+    def _clock(self, table: Table, call: TableCall, worker: int) -> None:
+        if table.clocks is None:
+            return
+        if worker == NO_RANK:
+            table.clocks.restore_all(call.clock, call.number)
+        else:
+            table.clocks.restore(worker, call.clock)
 
     def _set(self, table: Table, call: TableCall, out: list[Output]) -> None:
         if table.steps is None:

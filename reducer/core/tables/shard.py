@@ -10,12 +10,22 @@ from reducer.core.tables.workers import Seat
 
 
 class WaitingPull:
-    """A PULL that waits: for values, for a clock or for a version."""
+    """A PULL that waits: for values, for a clock, for a version or for an update of its worker.
 
-    __slots__ = ("clock", "cost", "has_slots", "number", "seat", "version")
+    `seq`: the worker's last update before the pull; 0: none.
+    """
+
+    __slots__ = ("clock", "cost", "has_slots", "number", "seat", "seq", "version")
 
     def __init__(
-        self, seat: Seat, number: int, clock: int, version: int, has_slots: bool, cost: int
+        self,
+        seat: Seat,
+        number: int,
+        clock: int,
+        version: int,
+        has_slots: bool,
+        cost: int,
+        seq: int,
     ) -> None:
         self.seat = seat
         self.number = number
@@ -23,6 +33,7 @@ class WaitingPull:
         self.version = version
         self.has_slots = has_slots
         self.cost = cost
+        self.seq = seq
 
 
 class Shard:

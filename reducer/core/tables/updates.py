@@ -254,7 +254,6 @@ class Updates:
         self.end(update, _APPLIED, staleness, out)
         if not is_finite:
             self._note_spoilt(update, out)
-        self._reads.look(update.table, update.shard, out)
 
     def end(self, update: Update, outcome: int, staleness: int, out: list[Output]) -> None:
         """Answer the update."""
@@ -267,6 +266,7 @@ class Updates:
         worker = table.workers.find(seat.worker)
         if worker is not None and worker.seat is not None:  # perhaps a newer connection
             out.append(self._receipt(table, shard, worker.seat, update.seq, answer))
+        self._reads.look(table, shard, out)
 
     def undo(self, update: Update, error: Exception, out: list[Output]) -> None:
         """A kernel has failed and has changed nothing: the worker connects and sends again."""

@@ -43,19 +43,14 @@ def test_no_read_breaks_the_rule_while_workers_come_and_go(bound: int) -> None:
     assert min(done[what] for what in ("joins", "leaves", "deaths", "breaks")) > READS / 1_000
 
 
-BACKUP_FORGETS = "the backup takes the least clock of the first founders for that of all workers"
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1_800)
-@pytest.mark.xfail(reason=BACKUP_FORGETS, strict=False)  # not all seeds meet it
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_no_read_breaks_the_rule_while_lanes_die(bound: int) -> None:
     done = compare_reads(READS // 10, bound, lanes_die=True)
     assert done["lanes killed"] > READS / 10_000
 
 
-@pytest.mark.xfail(reason=BACKUP_FORGETS)
 def test_a_lane_that_was_filled_waits_for_the_slowest_worker() -> None:
     lanes = TableLanes("a:1", "b:1", "c:1")
     ssp = describe(mode="ssp", bound=0, workers=2)
