@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, overload
 
 import torch
 
-from reducer.optimizers import NoOptimizer, Optimizer
-from reducer_client.tables import (
-    SSP,
-    Async,
-    Counts,
-    KOfN,
-    ParameterServer,
-    Push,
-    Receipt,
-    Sync,
-    Table,
-)
-from reducer_client.tables.advice import find_advice
+from reducer.optimizers import Optimizer
+from reducer_client.tables import Async, Counts, ParameterServer, Receipt, Table
 from reducer_client.tables.modes import GivenMode
+from reducer_client.tables.training import Training, make_table
 from reducer_client.torch.server.ahead import Ahead
 from reducer_client.torch.server.exchange import Vector, find_parameters, first_values
 
@@ -49,7 +38,6 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     Attributes:
         table: the table.
-        receipt: what became of the last push that has a receipt; None before.
         skipped: steps without a push, because a ``GradScaler`` found gradients that overflowed.
 
     Raises:
@@ -64,23 +52,20 @@ class ServerOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # a GradScaler then leaves the skipping of steps to `step`
 
     def __init__(self, model: torch.nn.Module, table: Table) -> None:
-        self._parameters = _in_order(model, table)
+        by_name = {each.name: each for each in find_parameters(model)}
+        shapes = {name: tuple(each.parameter.shape) for name, each in by_name.items()}
+        self._training = Training(table, shapes, "parameters with requires_grad")
+        self._parameters = [by_name[name] for name in table.shapes]
         self.table = table
-        self.receipt: Receipt | None = None
         self.skipped = 0
-        self._in_steps = isinstance(table.mode, Sync | KOfN)
         self._gradients = Vector(self._parameters)
         self._values = Vector(self._parameters)
         self._ahead: Ahead | None = None
         self._base: tuple[int, ...] | None = None
-        self._push: Push | None = None
-        self._rate = _rate_of(table)
-        self._changes = 0  # of the learning rate
         self._is_made = False
-        super().__init__([each.parameter for each in self._parameters], {"lr": self._rate})
+        rate = self._training.rate
+        super().__init__([each.parameter for each in self._parameters], {"lr": rate})
         self._is_made = True
-        if (advice := find_advice(table.optimizer, table.mode)) is not None:
-            warnings.warn(f"table {table.name!r}: {advice}", stacklevel=2)
         self.pull()
 
     @classmethod
@@ -101,15 +86,19 @@ class ServerOptimizer(torch.optim.Optimizer):
             initial: whether this worker brings the first values. By default worker 0 does, and the
                 others take over its values.
         """
-        brings = ps.worker == 0 if initial is None else initial
         values = first_values(find_parameters(model))
-        table = ps.table(name, values, optimizer=optimizer, mode=mode, initial=brings)
+        table = make_table(ps, name, values, optimizer=optimizer, mode=mode, initial=initial)
         return cls(model, table)
 
     @property
     def counts(self) -> Counts:
         """What became of this worker's pushes."""
         return self.table.counts
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What became of the last push that has a receipt; None before."""
+        return self._training.receipt
 
     @overload
     def step(self, closure: None = None, *, wait: bool = True) -> None: ...
@@ -148,13 +137,12 @@ class ServerOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_groups(self.param_groups)
         is_finite, scale = self._amp()
-        self._tell_rate()
+        self._training.follow(float(self.param_groups[0]["lr"]))
         if is_finite:
             self._send(scale, wait)
         else:
             self.skipped += 1
-        if isinstance(self.table.mode, SSP):
-            self.table.clock()
+        self._training.end_clock()
         if wait:
             self.pull()
         else:
@@ -171,14 +159,14 @@ class ServerOptimizer(torch.optim.Optimizer):
         self.table.pull(out=self._values.arrays)
         self._base = None  # the newest pull
         self._values.scatter()
-        self._take_receipt(wait=True)
+        self._training.take_receipt()
 
     def state_dict(self) -> dict[str, Any]:
         """What is local: the learning rate and the number of its changes.
 
         Parameters and the state of the optimizer are in the table, and in its checkpoints.
         """
-        return {**super().state_dict(), _OWN: {"rate_changes": self._changes}}
+        return {**super().state_dict(), _OWN: {"rate_changes": self._training.rate_changes}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for a state that is no `ServerOptimizer`'s."""
@@ -190,11 +178,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         rest = {key: value for key, value in state_dict.items() if key != _OWN}
         self._check_groups(rest["param_groups"])
         super().load_state_dict(rest)
-        self._changes = int(state_dict[_OWN]["rate_changes"])
-        if self._changes:
-            # Reducers that know this change ignore it. A table that was made again does not.
-            self._rate = float(self.param_groups[0]["lr"])
-            self.table.set_lr(self._rate, number=self._changes)
+        rate = float(self.param_groups[0]["lr"])
+        self._training.go_on(rate, int(state_dict[_OWN]["rate_changes"]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises ValueError: the parameters of a table are fixed when it is made."""
@@ -208,18 +193,10 @@ class ServerOptimizer(torch.optim.Optimizer):
     # --- private --------------------------------------------------------------------------------
 
     def _send(self, scale: float, wait: bool) -> None:
-        self._take_receipt(wait=False)
-        if self._push is not None and wait:  # a push that was given up may still read its vector
+        if self._training.is_pushing and wait:  # a push that was given up may read its vector
             self._gradients = Vector(self._parameters)
         self._gradients.gather(scale)
-        self._push = self.table.push(self._gradients.arrays, copy=not wait, base=self._base)
-
-    def _take_receipt(self, wait: bool) -> None:
-        if self._push is None or not (wait or self._push.done):
-            return
-        push = self._push
-        self.receipt = push.wait()
-        self._push = None
+        self._training.push(self._gradients.arrays, copy=not wait, base=self._base)
 
     def _look_ahead(self) -> None:
         if self._ahead is None:
@@ -229,19 +206,12 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._base = self._ahead.take() or self._base
         self._ahead.start()
 
-    def _tell_rate(self) -> None:
-        rate = float(self.param_groups[0]["lr"])
-        if rate != self._rate:
-            self.table.set_lr(rate, number=self._changes + 1)
-            self._changes += 1
-            self._rate = rate
-
     def _amp(self) -> tuple[bool, float]:
         """Whether a GradScaler, if there is one, found finite gradients; the factor for them."""
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found is None:
             return True, 1.0
-        if self._in_steps:
+        if self._training.in_steps:
             del self.found_inf, self.grad_scale  # the scaler does so only after a step
             raise ValueError(
                 f"table {self.table.name!r}, mode {self.table.mode}: a GradScaler skips steps of "
@@ -256,32 +226,3 @@ class ServerOptimizer(torch.optim.Optimizer):
                 f"{len(groups)} parameter groups: expected one, since a table has one learning "
                 "rate; make a table and an optimizer for each group"
             )
-
-
-def _in_order(model: torch.nn.Module, table: Table) -> list[Any]:
-    """The model's parameters in the order of the table. Raises ValueError if they differ."""
-    by_name = {each.name: each for each in find_parameters(model)}
-    ours = {name: tuple(each.parameter.shape) for name, each in by_name.items()}
-    if ours != table.shapes:
-        differ = [
-            f"{name!r}: {ours.get(name, 'missing')} in the model, "
-            f"{table.shapes.get(name, 'missing')} in the table"
-            for name in {**ours, **table.shapes}
-            if ours.get(name) != table.shapes.get(name)
-        ]
-        more = f"; and {len(differ) - 5} more" if len(differ) > 5 else ""
-        raise ValueError(
-            f"table {table.name!r}: expected exactly the model's parameters with requires_grad; "
-            f"{'; '.join(differ[:5])}{more}"
-        )
-    return [by_name[name] for name in table.shapes]
-
-
-def _rate_of(table: Table) -> float:
-    rate = table.lr
-    if rate is None or isinstance(table.optimizer, NoOptimizer):
-        raise ValueError(
-            f"table {table.name!r} has no optimizer: it holds means of gradients, not parameters; "
-            "make it with one of reducer.optimizers"
-        )
-    return rate
