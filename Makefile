@@ -16,6 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # it closed, and print an error.
 PIP = MAKEFLAGS= $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
     $(if $(wildcard $@),--quiet)
+# An editable install finds only the packages that were there when it was made.
+PACKAGES := $(wildcard $(addsuffix /__init__.py,reducer reducer/* reducer/*/* \
+                        client/* client/*/* client/*/*/*))
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/CMakeLists.txt client/engine/*/*.* client/engine/tests/python/* \
                      $(addsuffix /*.py,$(addprefix reducer/,core core/* server/data wire)))
@@ -57,8 +60,9 @@ $(DEMO): $(TOOLS)
 	$(PIP) --only-deps ".[demo]"
 	@touch $@
 
-# Editable: a changed Python file needs nothing, a compiled one a rebuild of seconds.
-$(PACKAGE): $(TOOLS) $(NATIVE)
+# Editable: a changed Python file needs nothing; a compiled one or a package's __init__.py a rebuild
+# of seconds.
+$(PACKAGE): $(TOOLS) $(NATIVE) $(PACKAGES)
 	$(PIP) $(if $(wildcard $@),,--verbose) --no-deps -e .
 	@touch $@
 
