@@ -7,6 +7,7 @@ The reduction is an ordered effect, so JAX neither drops, repeats nor reorders t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,15 +61,12 @@ def all_reduce_tree(
         return tree
     arrays = [jnp.asarray(leaf) for leaf in leaves]
 
-    def reduce(*parts: Any) -> list[Array]:
-        sources = [np.asarray(part) for part in parts]
+    def reduce(*parts: Array) -> list[Array]:
         return wait_or_end(
-            group, lambda: group.all_reduce_many(sources, op, fusion_threshold, key, wire_dtype)
+            group, lambda: group.all_reduce_many(parts, op, fusion_threshold, key, wire_dtype)
         )
 
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-    # JAX may drop a pure_callback or run it twice.
-    reduced = io_callback(reduce, shapes, *arrays, ordered=True)
+    reduced = call_in_order(reduce, arrays, arrays)
     return jax.tree.unflatten(structure, reduced)
 
 
@@ -91,6 +89,26 @@ def broadcast_tree(tree: Any, group: Group, root: int = 0) -> Any:
     sources = [np.asarray(leaf) for leaf in leaves]
     received = wait_all_or_end(group, lambda: [group.broadcast(s, root) for s in sources])
     return jax.tree.unflatten(structure, [jnp.asarray(array) for array in received])
+
+
+def call_in_order(
+    function: Callable[..., Sequence[Array]], arrays: Sequence[Any], like: Sequence[Any]
+) -> list[Any]:
+    """Call ``function`` with the values of the arrays, inside and outside of jit.
+
+    JAX keeps the program's order of all calls.
+
+    Args:
+        function: takes and returns NumPy arrays.
+        like: arrays of the shapes and dtypes of the results.
+    """
+
+    def call(*parts: Any) -> list[Array]:
+        return list(function(*(np.asarray(part) for part in parts)))
+
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in like]
+    # JAX may drop a pure_callback or run it twice.
+    return list(io_callback(call, shapes, *arrays, ordered=True))
 
 
 def _refuse_manual_axes() -> None:

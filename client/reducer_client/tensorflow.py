@@ -83,7 +83,7 @@ def all_reduce_many(
     def call(*dense: Any) -> list[Any]:
         return call_in_order(group, reduce, dense, [tensor.shape for tensor in dense])
 
-    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    dense = as_dense(tensors)
     if not dense:
         return []
     return with_derivative(call, call, dense) if op in ("sum", "mean") else call(*dense)
@@ -172,6 +172,11 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
     received = wait_all_or_end(group, lambda: [group.broadcast(s, root) for s in sources])
     for variable, array in zip(variables, received, strict=True):
         variable.assign(array)
+
+
+def as_dense(tensors: Sequence[Any]) -> list[Any]:
+    """Tensors for tensors, variables and IndexedSlices."""
+    return [tf.convert_to_tensor(tensor) for tensor in tensors]
 
 
 def call_in_order(

@@ -75,7 +75,7 @@ ALLOWED = {
     | {f"reducer.server.{name}" for name in ("pipe", "lane")}
     | {"reducer.status", "google_crc32c", "prometheus_client", "uvloop"},
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
-    "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
+    "reducer_client": {*CLIENT, "jax", "tensorflow"},
     "reducer_client.hosted": SHARED,
     "reducer_client.registry": {*SHARED, "reducer_client.errors", "google_crc32c"},
     "reducer_client.tables.checkpoints": {"reducer.optimizers", "reducer_client.errors"}
@@ -84,6 +84,7 @@ ALLOWED = {
     "reducer_client.tables": {*SHARED, "msgpack", "numpy", "reducer_client.registry"}
     | {"reducer_client.tables.checkpoints"}
     | {f"reducer_client.{name}" for name in ("arrays", "config", "errors", "interrupts", "trust")},
+    "reducer_client.keras": {*CLIENT, "keras"},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,

@@ -31,7 +31,7 @@ from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.keras import callbacks
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
-from reducer_client.keras import with_reduction
+from reducer_client.keras.all_reduce import with_reduction
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(

@@ -12,7 +12,7 @@ import numpy as np
 from reducer_client.horovod import arrays, basics
 from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
-from reducer_client.keras import average_logs, trained_variables
+from reducer_client.keras.all_reduce import average_logs, trained_variables
 
 __all__ = [
     "BestModelCheckpoint",

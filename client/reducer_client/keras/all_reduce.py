@@ -1,10 +1,4 @@
-"""Keras 3: optimizers that apply the mean gradient of all ranks, and callbacks for training.
-
-model.compile(optimizer=DistributedOptimizer(keras.optimizers.Adam(), group), jit_compile=False)
-model.fit(..., callbacks=[BroadcastGlobalVariables(group), MetricAverage(group)])
-
-The backend of Keras may be TensorFlow, JAX or torch. Only JAX supports XLA (jit_compile) here.
-"""
+"""All-reduce: optimizers that apply the mean gradient of all ranks, and callbacks for training."""
 
 from __future__ import annotations
 
@@ -21,8 +15,6 @@ from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
 from reducer_client.group import Group, wait_all_or_end, wait_or_end
 from reducer_client.local_variables import LocalVariables
-
-__all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
 
 Reduce = Callable[[list[Any]], Sequence[Any]]
 
@@ -179,6 +171,15 @@ def trained_variables(model: Any) -> list[Any]:
     return [*model.weights, *optimizer.variables]
 
 
+def is_wrapping(optimizer: Any, attribute: str, value: Any) -> bool:
+    """Whether this assignment to an optimizer's attribute is a LossScaleOptimizer's.
+
+    It sets the loss scale of its inner optimizer to None. The inner optimizer has no other sign
+    that it was wrapped.
+    """
+    return attribute == "loss_scale_factor" and value is None and attribute in optimizer.__dict__
+
+
 def average_logs(logs: dict[str, Any] | None, mean: Callable[[Array], Array]) -> None:
     """Replace the values in a callback's ``logs`` by their mean over all ranks."""
     if logs:
@@ -205,9 +206,7 @@ class _Reducing:
         return self._local.reduce_others(grads, variables, self._reduce_all)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer sets the factor of its inner optimizer to None. The inner optimizer
-        # has no other sign that it was wrapped.
-        if name == "loss_scale_factor" and value is None and name in self.__dict__:
+        if is_wrapping(self, name, value):
             raise ValueError(
                 "LossScaleOptimizer around a DistributedOptimizer: a rank whose gradients overflow "
                 "would skip a step in which the other ranks wait for it. Use DistributedOptimizer("
