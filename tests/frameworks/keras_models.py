@@ -28,14 +28,21 @@ def fit(keras: Any, model: Any, optimizer: Any, data: Data, batch: int, **option
     return model.fit(*data, batch_size=batch, shuffle=False, verbose=0, **options).history
 
 
-def train_on_words(keras: Any, optimizer: Any, data: Data, batch: int) -> list[Any]:
-    """The weights of a model with an Embedding, whose gradient names the rows of these words alone.
+def make_words_model(keras: Any) -> Any:
+    """A model with an Embedding, whose gradient names the rows of these words alone."""
+    keras.utils.set_random_seed(4)
+    layers = [keras.Input((64,), dtype="int32"), keras.layers.Embedding(17, 4)]
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
+
+
+def train_on_words(
+    keras: Any, optimizer: Any, data: Data, batch: int, model: Any = None
+) -> list[Any]:
+    """The weights of a model with an Embedding.
 
     The optimizer must not clip: Keras' norm of slices counts each slice of a row by itself.
     """
-    keras.utils.set_random_seed(4)
-    layers = [keras.Input((64,), dtype="int32"), keras.layers.Embedding(17, 4)]
-    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
-    fit(keras, model, optimizer, ((data[0] * 16).astype(np.int32), data[1]), batch)
-    weights: list[Any] = model.get_weights()
+    trained = make_words_model(keras) if model is None else model
+    fit(keras, trained, optimizer, ((data[0] * 16).astype(np.int32), data[1]), batch)
+    weights: list[Any] = trained.get_weights()
     return weights

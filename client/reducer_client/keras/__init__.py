@@ -1,9 +1,15 @@
-"""Keras 3: optimizers that apply the mean gradient of all ranks, and callbacks for training.
+"""Keras 3: optimizers and callbacks for training over the reducers.
+
+The backend of Keras may be TensorFlow, JAX or torch. Only JAX supports XLA (jit_compile) here.
+
+With the mean gradient of all ranks:
 
 model.compile(optimizer=DistributedOptimizer(keras.optimizers.Adam(), group), jit_compile=False)
 model.fit(..., callbacks=[BroadcastGlobalVariables(group), MetricAverage(group)])
 
-The backend of Keras may be TensorFlow, JAX or torch. Only JAX supports XLA (jit_compile) here.
+or, with parameters that the reducers keep and update:
+
+model.compile(ServerOptimizer.create(model, ps, optimizer=Adam(...)), jit_compile=False)
 """
 
 from __future__ import annotations
@@ -13,5 +19,6 @@ from reducer_client.keras.all_reduce import (
     DistributedOptimizer,
     MetricAverage,
 )
+from reducer_client.keras.server_optimizer import ServerOptimizer
 
-__all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
+__all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage", "ServerOptimizer"]
