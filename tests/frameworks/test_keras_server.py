@@ -187,7 +187,7 @@ def _check_a_late_worker(keras: Any, addresses: list[str], job: str) -> None:
         fit(keras, models[0], made[0], (images[: 3 * BATCH], labels[: 3 * BATCH]), BATCH)
         fit(keras, models[1], made[1], (images[:BATCH], labels[:BATCH]), BATCH)
         newest = list(made[0].table.pull().values())
-    assert made[1].receipt.outcome == "dropped" and made[1].receipt.version == 3
+    assert made[1].receipt.outcome == "dropped"
     assert digest(newest) == digest(models[0].get_weights()) == digest(models[1].get_weights())
 
 
