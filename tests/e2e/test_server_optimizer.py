@@ -180,7 +180,7 @@ def test_a_late_worker_goes_on_from_the_newest_step(
         backward(models[0], *pair)
         first.step()
     last.step()
-    assert last.receipt.outcome == outcome and last.receipt.version == 3
+    assert last.receipt.outcome == outcome
     assert np.array_equal(flat(models[0]), flat(models[1]))
     carried = {n: p.grad.clone() for n, p in models[1].named_parameters()}
     before = flat(models[1])
