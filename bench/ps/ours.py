@@ -50,7 +50,7 @@ class Reducer:
 
 def start_ours(fleet: Fleet, case: Case) -> Cluster:
     """Reducers without backups, and the workers."""
-    return _start(fleet, case, [Reducer(fleet) for _ in range(case.servers)], {}, {})
+    return _start(fleet, case, [Reducer(fleet) for _ in range(case.servers)], {})
 
 
 @contextmanager
@@ -62,25 +62,20 @@ def start_with_backup(fleet: Fleet, case: Case) -> Iterator[tuple[Cluster, list[
     with tempfile.TemporaryDirectory() as folder:
         registry = Reducer(fleet, Path(folder) / "registry")
         reducers = [Reducer(fleet) for _ in range(max(2, case.servers))]
-        server = {"registry": registry.address}
-        yield _start(fleet, case, reducers, server, {"replicas": 1}), reducers
+        server = {"registry": registry.address, "replicas": 1}
+        yield _start(fleet, case, reducers, server), reducers
 
 
 def _start(
-    fleet: Fleet,
-    case: Case,
-    reducers: Sequence[Reducer],
-    server: Mapping[str, object],
-    table: Mapping[str, object],
+    fleet: Fleet, case: Case, reducers: Sequence[Reducer], server: Mapping[str, object]
 ) -> Cluster:
-    """``server``, ``table``: further arguments of `parameter_server` and of its ``table``."""
+    """``server``: further arguments of `parameter_server`."""
     setup = {
         "addresses": [reducer.address for reducer in reducers],
         "workers": case.workers,
         "bytes": case.bytes,
         "momentum": case.momentum,
         "server": server,
-        "table": table,
     }
     workers = [_start_worker(fleet, {**setup, "worker": number}) for number in range(case.workers)]
     return Cluster([reducer.process for reducer in reducers], workers)

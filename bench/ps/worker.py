@@ -44,13 +44,7 @@ def main() -> None:
         workers=setup["workers"],
         **setup["server"],
     ) as server:
-        table = server.table(
-            "net",
-            {"x": pulled},
-            optimizer=optimizer,
-            mode="async",
-            **setup["table"],
-        )
+        table = server.table("net", {"x": pulled}, optimizer=optimizer, mode="async")
         pushed = np.resize(expected.gradient, pulled.size)
         say(ready=True)
         for line in sys.stdin:
