@@ -620,8 +620,11 @@ class Connection:
 
     def _unread(self, transport: asyncio.Transport) -> int:
         """Bytes that the peer has not acknowledged: in the lane's queue and in the kernel's."""
+        fd = transport.get_extra_info("socket").fileno()
+        if fd < 0:  # a failed write has closed the socket
+            return self.unsent()
         queued = bytearray(4)
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        fcntl.ioctl(fd, termios.TIOCOUTQ, queued)
         return self.unsent() + int.from_bytes(queued, sys.byteorder)
 
     def abort(self, reason: str) -> bool:
