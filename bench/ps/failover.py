@@ -1,8 +1,9 @@
 """What SIGKILL of a server costs the workers that push to it: ours, beside ps-lite.
 
 On our side the reducers keep one backup of the table. The registry is at one more reducer, which is
-not killed. The killed reducer is started again at its address at once. ``--pause`` must be so long
-that every part of the table has a backup again: a kill before that loses the part.
+not killed. The killed reducer is started again at its address when the workers have their receipts:
+its start would take one of this machine's cores from them. ``--pause`` must be so long that every
+part of the table has a backup again: a kill before that loses the part.
 
 On ps-lite's side each kill has a job of its own. ps-lite has no backups, so the question is only
 whether the workers end, go on, or hang; ``--limit`` bounds the wait. `ps-lite+restart` starts a new
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -87,12 +89,13 @@ def kill_ours(case: Case, kills: int, pause: float) -> Iterator[Kill]:
         cluster, reducers = stack.enter_context(start_with_backup(fleet, case))
         _begin(cluster, "push")
         for _ in range(kills):
-            _take_lines(cluster, time.monotonic() + pause * rng.uniform(0.8, 1.2))
+            usual = _take_lines(cluster, time.monotonic() + pause * rng.uniform(0.8, 1.2))
             reducer = rng.choice(reducers)
             at = time.monotonic()
             reducer.kill()
+            nexts, fresh = _await_receipts(cluster, at)
             reducer.restart()
-            yield _await_receipts(cluster, at)
+            yield Kill(nexts, fresh, usual)
 
 
 def _begin(cluster: Cluster, order: str) -> None:
@@ -104,14 +107,17 @@ def _begin(cluster: Cluster, order: str) -> None:
             worker.take(PATIENCE)
 
 
-def _take_lines(cluster: Cluster, until: float) -> None:
+def _take_lines(cluster: Cluster, until: float) -> float:
+    """Returns the median seconds of a push."""
+    seconds: list[float] = []
     for worker in cluster.workers:
-        while worker.take(PATIENCE)["at"] < until:
-            pass
+        while (line := worker.take(PATIENCE))["at"] < until:
+            seconds.append(float(line["seconds"]))
+    return statistics.median(seconds)
 
 
-def _await_receipts(cluster: Cluster, at: float) -> Kill:
-    """The slowest worker's times from the kill at ``at``."""
+def _await_receipts(cluster: Cluster, at: float) -> tuple[float, float]:
+    """The slowest worker's times from the kill at ``at``: `Kill.next` and `Kill.fresh`."""
     nexts, begun_after = [], []
     for worker in cluster.workers:
         line = worker.take(PATIENCE)
@@ -121,7 +127,7 @@ def _await_receipts(cluster: Cluster, at: float) -> Kill:
         while line["begun"] < at:
             line = worker.take(PATIENCE)
         begun_after.append(line["at"] - at)
-    return Kill(max(nexts), max(begun_after))
+    return max(nexts), max(begun_after)
 
 
 def kill_ps_lite(case: Case, side: str, limit: float) -> Silence:

@@ -16,11 +16,12 @@ class Kill:
     """Seconds from a kill of our reducer, at the slowest worker.
 
     ``next``: to the next receipt of a whole push. The push may have been nearly done. ``fresh``: to
-    the receipt of the first push that began after the kill.
+    the receipt of the first push that began after the kill. ``usual``: of a push before the kill.
     """
 
     next: float
     fresh: float
+    usual: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def format_kills(kills: Sequence[Kill]) -> list[str]:
     for name, values in (
         ("the next receipt", [kill.next for kill in kills]),
         ("the receipt of a push begun after it", [kill.fresh for kill in kills]),
+        ("a push without a kill", [kill.usual for kill in kills]),
     ):
         figures = statistics.median(values), percentile(values, 0.99), max(values)
         rows.append((name, *(f"{value * 1e3:.0f}" for value in figures)))

@@ -88,11 +88,11 @@ def test_percentiles_are_values_that_were_seen() -> None:
 
 
 def test_the_bar_of_kills_is_about_the_next_receipt() -> None:
-    quick = [Kill(0.2, 0.9)] * 20
+    quick = [Kill(0.2, 0.9, 0.1)] * 20
     assert format_kills(quick)[-1] == "20 kills; p50 300 ms and p99 1000 ms: met"
     assert format_kills(quick)[1].split()[-3:] == ["200", "200", "200"]
-    assert format_kills([*quick, Kill(1.5, 1.5)])[-1].endswith("MISSED")
-    assert format_kills([Kill(0.4, 0.4)])[-1].endswith("MISSED")
+    assert format_kills([*quick, Kill(1.5, 1.5, 0.1)])[-1].endswith("MISSED")
+    assert format_kills([Kill(0.4, 0.4, 0.1)])[-1].endswith("MISSED")
 
 
 def test_a_worker_hangs_ends_or_goes_on() -> None:
