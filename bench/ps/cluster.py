@@ -19,13 +19,16 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """``bytes``: size of the table, float32. ``key_bytes``: what one key of ps-lite has."""
+    """``bytes``: size of the table, float32. ``key_bytes``: what one key of ps-lite has. ``lanes``:
+    processes of each of our reducers; a server of ps-lite has several threads.
+    """
 
     workers: int
     servers: int
     bytes: int
     key_bytes: int
     momentum: float
+    lanes: int = 1
 
     def __str__(self) -> str:
         return f"{self.workers}/{self.servers}"

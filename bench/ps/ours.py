@@ -17,8 +17,9 @@ from bench.ps.cluster import HOST, Case, Cluster, Worker
 class Reducer:
     """`reducer serve` on a port that stays the same when the reducer is started again."""
 
-    def __init__(self, fleet: Fleet, registry: Path | None = None) -> None:
+    def __init__(self, fleet: Fleet, lanes: int, registry: Path | None = None) -> None:
         self._fleet = fleet
+        self._lanes = str(lanes)
         self._options = ["--registry", str(registry)] if registry else []
         self._port = 0
         self.process = self._start()
@@ -37,8 +38,8 @@ class Reducer:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "reducer", "serve", "--host", "127.0.0.1", "--lanes", "1"]
-        command += ["--port", str(self._port), "--metrics-port", "0", "--insecure"]
+        command = [sys.executable, "-m", "reducer", "serve", "--host", "127.0.0.1", "--insecure"]
+        command += ["--lanes", self._lanes, "--port", str(self._port), "--metrics-port", "0"]
         command += ["--log-level", "warning", *self._options]
         process = self._fleet.start(HOST, command, stdout=subprocess.PIPE)
         line = process.stdout.readline() if process.stdout else ""
@@ -50,7 +51,7 @@ class Reducer:
 
 def start_ours(fleet: Fleet, case: Case) -> Cluster:
     """Reducers without backups, and the workers."""
-    return _start(fleet, case, [Reducer(fleet) for _ in range(case.servers)], {})
+    return _start(fleet, case, [Reducer(fleet, case.lanes) for _ in range(case.servers)], {})
 
 
 @contextmanager
@@ -60,8 +61,8 @@ def start_with_backup(fleet: Fleet, case: Case) -> Iterator[tuple[Cluster, list[
     The registry is at one more reducer, which is not in the list and holds no part of the table.
     """
     with tempfile.TemporaryDirectory() as folder:
-        registry = Reducer(fleet, Path(folder) / "registry")
-        reducers = [Reducer(fleet) for _ in range(max(2, case.servers))]
+        registry = Reducer(fleet, 1, Path(folder) / "registry")
+        reducers = [Reducer(fleet, case.lanes) for _ in range(max(2, case.servers))]
         server = {"registry": registry.address, "replicas": 1}
         yield _start(fleet, case, reducers, server), reducers
 

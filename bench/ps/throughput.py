@@ -39,6 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         default=[(1, 1), (2, 1), (2, 2)],
         help="workers/servers, such as 1/1,2/1",
     )
+    parser.add_argument("--lanes", type=int, default=1, help="of each of our reducers")
     parser.add_argument("--mib", type=int, default=64, help="of the table")
     parser.add_argument("--key-mib", type=int, default=4, help="of a key of ps-lite")
     parser.add_argument("--momentum", type=float, default=0.9, help="of SGD, on our side")
@@ -57,9 +58,8 @@ def _run(options: argparse.Namespace) -> None:
     turns = []
     try:
         for workers, servers in options.cases:
-            case = Case(
-                workers, servers, options.mib << 20, options.key_mib << 20, options.momentum
-            )
+            size, key_size = options.mib << 20, options.key_mib << 20
+            case = Case(workers, servers, size, key_size, options.momentum, options.lanes)
             for turn in measure(case, sides, options.rounds, options.warmup, options.repeats):
                 _keep(options.json, {"what": "throughput", **asdict(case), **asdict(turn)})
                 turns.append(turn)

@@ -585,7 +585,7 @@ class Connection:
         self.flush()
         if transport.is_closing() or self._outbox.size:
             if self.is_full and self._linger is None:
-                self._linger_on(transport, self._unread(transport))
+                self._linger_if_open(transport)
             elif not self.is_full and self._outbox.size:
                 self._owner.end_soon(self)
             return  # a full transport continues with `resume_writing`
@@ -594,13 +594,18 @@ class Connection:
         self._owner.turns.release(self.turn, self)  # else the peer's end would not be noticed
         if transport.can_write_eof():
             transport.write_eof()
-        self._linger_on(transport, self._unread(transport))
+        self._linger_if_open(transport)
 
     def _cut_off(self) -> None:
         if self._is_slow_reader:
             self._owner.drop_slow_reader(self, self._closing)
         else:
             self.abort(self._closing)
+
+    def _linger_if_open(self, transport: asyncio.Transport) -> None:
+        """A write that has failed closes the socket, and nothing waits for the peer then."""
+        if transport.get_extra_info("socket").fileno() >= 0:
+            self._linger_on(transport, self._unread(transport))
 
     def _linger_on(self, transport: asyncio.Transport, unread: int) -> None:
         loop = asyncio.get_running_loop()
@@ -620,11 +625,8 @@ class Connection:
 
     def _unread(self, transport: asyncio.Transport) -> int:
         """Bytes that the peer has not acknowledged: in the lane's queue and in the kernel's."""
-        fd = transport.get_extra_info("socket").fileno()
-        if fd < 0:  # a failed write has closed the socket
-            return self.unsent()
         queued = bytearray(4)
-        fcntl.ioctl(fd, termios.TIOCOUTQ, queued)
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self.unsent() + int.from_bytes(queued, sys.byteorder)
 
     def abort(self, reason: str) -> bool:
