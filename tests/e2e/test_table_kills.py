@@ -40,20 +40,12 @@ FRAMES: tuple[tuple[Mode, str, int], ...] = (
 )
 EVERY = [Point(*frame, role, when) for frame, role, when in product(FRAMES, ROLES, WHENS)]
 SOME = [
-    Point("async", "PUSH", 0, "primary", "after"),
-    Point("async", "PUSH", 0, "backup", "before"),
     Point("async", "LOG update", 0, "primary", "after"),
-    Point("async", "LOG update", 0, "backup", "before"),
-    Point("async", "LOGGED", 0, "primary", "before"),
     Point("async", "LOGGED", 0, "backup", "after"),
     Point("async", "RECEIPT applied", 0, "primary", "before"),
-    Point("async", "RECEIPT applied", 0, "backup", "after"),
-    Point("sync", "news set", 0, "primary", "before"),
     Point("sync", "call set", 1, "primary", "after"),
     Point("sync", "news folded", 1, "backup", "before"),
-    Point("sync", "call folded", 0, "primary", "after"),
     Point("sync", "LOG commit", 0, "primary", "after"),
-    Point("sync", "call commit", 1, "primary", "before"),
 ]
 
 
