@@ -77,7 +77,8 @@ class Directory:
         self._lose = lose
         self._changed = threading.Condition()
         self._wishes: dict[tuple[str, int], Wish] = {}
-        self._silent: set[int] = set()  # slots that have not answered since the wishes were taken
+        # For how many seconds a slot did not answer, since the wishes were taken.
+        self._silent: dict[int, float] = {}
         self._record = Record("", 0, b"", {})
         self._document: PlacesDocument | None = None
         self._is_closed = False
@@ -264,10 +265,12 @@ class Directory:
     def _ask(
         self, document: PlacesDocument, slot: int, lane: int, seconds: float
     ) -> tuple[int, bytes] | None:
-        """The lane's answer. A reducer that was silent is not asked again for the same wishes."""
-        if slot in self._silent:
+        """The lane's answer. A reducer that was silent for so long is not asked again for the same
+        wishes.
+        """
+        if self._silent.get(slot, 0.0) >= seconds:
             return None
         answer = self._probe(document.reducers[slot], lane, seconds)
         if answer is None:
-            self._silent.add(slot)
+            self._silent[slot] = seconds
         return answer

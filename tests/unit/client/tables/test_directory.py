@@ -49,6 +49,13 @@ class Worker:
     def tell(self, kind: str, partition: int, term: int, reducer: bytes = b"") -> None:
         self.directory.tell(Wish(kind, partition, term, reducer))
 
+    def tell_all(self, *wishes: tuple[str, int]) -> None:
+        """Tell wishes of term 1, so that they are decided together."""
+        with self.directory._changed:
+            for kind, partition in wishes:
+                self.directory._wishes[kind, partition] = Wish(kind, partition, 1)
+            self.directory._changed.notify_all()
+
     @property
     def has_decided(self) -> bool:
         """Whether nothing waits for a decision."""
@@ -168,6 +175,17 @@ def test_a_primary_that_answers_is_not_replaced(start: Start, answers: dict[str,
     answers["a:1"] = name(0, start=1)  # another process at its address
     worker.tell("failed", 0, 1)
     wait_until(lambda: worker.entry(0).term == 2, SECONDS)
+
+
+def test_a_primary_has_its_time_though_it_was_too_late_as_a_backup(
+    start: Start, answers: dict[str, bytes]
+) -> None:
+    worker = start()
+    worker.late["b:1"] = 2.0  # the backup of partition 0, and the primary of partition 1
+    del answers["a:1"]
+    worker.tell_all(("failed", 0), ("failed", 1))
+    wait_until(lambda: worker.has_decided, SECONDS)
+    assert worker.entry(0).term == worker.entry(1).term == 1
 
 
 def test_a_backup_that_does_not_answer_becomes_no_primary(
