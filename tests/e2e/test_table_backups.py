@@ -16,9 +16,9 @@ from reducer.wire.keys import key_id
 from reducer_client.errors import JoinError, StateLostError
 from reducer_client.registry.daemon import DaemonRegistry
 from reducer_client.tables import ParameterServer, Push, Table
-from reducer_client.tables.places_document import PlacesDocument, decode
 from tests.support.cluster import Daemon
 from tests.support.reducers import Reducers
+from tests.support.table_places import Places
 from tests.support.tables import LEDGER, flat, integers, ledger, zeros
 from tests.support.wait import wait_until
 
@@ -40,6 +40,13 @@ def reducers() -> Iterator[Reducers]:
         yield started
 
 
+@pytest.fixture
+def places(reducers: Reducers, registry: str, job: str) -> Iterator[Places]:
+    client = DaemonRegistry(registry, job)
+    yield Places(client, job, reducers.addresses)
+    client.close()
+
+
 def connect(
     reducers: Reducers, registry: str, job: str, worker: int, **options: Any
 ) -> ParameterServer:
@@ -52,18 +59,6 @@ def connect(
         timeout=SECONDS,
         **options,
     )
-
-
-def places(registry: str, job: str) -> PlacesDocument:
-    client = DaemonRegistry(registry, job)
-    try:
-        return decode(client.get("tables/").value)
-    finally:
-        client.close()
-
-
-def has_full_backups(registry: str, job: str) -> bool:
-    return all(entry.can_fail_over for entry in places(registry, job).partitions)
 
 
 def push_until(table: Table, worker: int, stop: threading.Event) -> int:
@@ -83,7 +78,7 @@ def _has_applied(table: Table, pushes: int) -> bool:
 
 
 def test_no_push_is_lost_or_doubled_while_primaries_die(
-    reducers: Reducers, registry: str, job: str
+    reducers: Reducers, registry: str, job: str, places: Places
 ) -> None:
     stop = threading.Event()
     with (
@@ -95,11 +90,12 @@ def test_no_push_is_lost_or_doubled_while_primaries_die(
         running = [pool.submit(push_until, table, n, stop) for n, table in enumerate(both)]
         try:
             for victim in (0, 1):
-                wait_until(lambda: has_full_backups(registry, job), SECONDS, "full backups")
+                wait_until(places.have_backups, SECONDS, "full backups")
                 reducers.kill(victim)
                 enough = both[0].counts.applied + 3
                 wait_until(partial(_has_applied, both[0], enough), SECONDS)
                 reducers.start(victim)
+                places.started(victim)
         finally:
             stop.set()
         counts = [each.result(SECONDS) for each in running]
@@ -109,7 +105,9 @@ def test_no_push_is_lost_or_doubled_while_primaries_die(
             assert np.array_equal(flat(table.pull()), expected)
 
 
-def test_steps_go_on_when_their_owner_dies(reducers: Reducers, registry: str, job: str) -> None:
+def test_steps_go_on_when_their_owner_dies(
+    reducers: Reducers, registry: str, job: str, places: Places
+) -> None:
     """A worker that does not come back in time is left out of a step, and told so."""
     with (
         connect(reducers, registry, job, 0, workers=2) as one,
@@ -119,7 +117,7 @@ def test_steps_go_on_when_their_owner_dies(reducers: Reducers, registry: str, jo
         total = np.zeros_like(flat(zeros()))
         for step in range(20):
             if step == 5:
-                wait_until(lambda: has_full_backups(registry, job), SECONDS, "full backups")
+                wait_until(places.have_backups, SECONDS, "full backups")
                 reducers.kill(key_id("net") % 3)
             pushes = [table.push(integers(2 * step + n)) for n, table in enumerate(both)]
             for table in both:
@@ -132,7 +130,7 @@ def test_steps_go_on_when_their_owner_dies(reducers: Reducers, registry: str, jo
 
 
 def test_a_primary_that_is_silent_is_replaced_and_takes_no_more_updates(
-    reducers: Reducers, registry: str, job: str
+    reducers: Reducers, registry: str, job: str, places: Places
 ) -> None:
     with connect(reducers, registry, job, 0) as ps:
         table = ps.table("net", zeros(), optimizer=LEDGER)
@@ -140,10 +138,10 @@ def test_a_primary_that_is_silent_is_replaced_and_takes_no_more_updates(
         reducers.freeze(0)
         try:
             assert table.push(integers(1)).wait().outcome == "applied"
-            assert all(entry.primary.slot != 0 for entry in places(registry, job).partitions)
+            assert all(entry.primary.slot != 0 for entry in places.entries)
         finally:
             reducers.thaw(0)
-        wait_until(lambda: has_full_backups(registry, job), SECONDS, "full backups")
+        wait_until(places.have_backups, SECONDS, "full backups")
         table.push(integers(2)).wait()
         assert np.array_equal(flat(table.pull()), ledger(zeros(), map(integers, range(3))))
 
