@@ -105,7 +105,7 @@ def test_a_pull_that_is_given_up_ends_when_nobody_writes_any_more(is_cut_off: bo
             asked.pull.wait_for_writers()
             ended.append(True)
 
-    waiting = threading.Thread(target=give_up)
+    waiting = threading.Thread(target=give_up, daemon=True)
     waiting.start()
     waiting.join(0.1)
     assert not ended

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reducer.wire.codes import MessageKind
+from reducer.wire.table_messages import TableCall
 from tests.support.counts import draws
 from tests.support.ssp_world import World
 from tests.support.table_lanes import TableLanes
@@ -55,34 +56,60 @@ def test_no_read_breaks_the_rule_while_lanes_die(bound: int) -> None:
     assert done["lanes killed"] > READS / 3_000
 
 
+def lead(
+    lanes: TableLanes, ssp: TableCall, workers: int, term: int, *places: str, filling: bool = False
+) -> list[TableWorker]:
+    found = [lanes.lead(number, term, *places, filling=filling) for number in range(workers)]
+    for worker in found:
+        worker.table(ssp)
+    return found
+
+
+def refill_and_promote(lanes: TableLanes, ssp: TableCall, workers: int) -> list[TableWorker]:
+    """The backup b dies, c is filled, and leads when the primary a has died, too."""
+    lanes.kill("b:1")
+    lead(lanes, ssp, workers, 2, "a:1", "c:1", filling=True)
+    lanes.tick(1.0)
+    lead(lanes, ssp, workers, 3, "a:1", "c:1")
+    lanes.pump()
+    lanes.kill("a:1")
+    return lead(lanes, ssp, workers, 4, "c:1")
+
+
+def may_read(lanes: TableLanes, worker: TableWorker, clock: int = 1) -> bool:
+    worker.pull(0, clock=clock)
+    lanes.pump()
+    return bool(worker.take(MessageKind.VALUE))
+
+
 def test_a_lane_that_was_filled_waits_for_the_slowest_worker() -> None:
     lanes = TableLanes("a:1", "b:1", "c:1")
     ssp = describe(mode="ssp", bound=0, workers=2)
 
-    def lead(term: int, *places: str, filling: bool = False) -> list[TableWorker]:
-        found = [lanes.lead(number, term, *places, filling=filling) for number in range(3)]
-        for worker in found:
-            worker.table(ssp)
-        return found
-
-    def may_read(worker: TableWorker) -> bool:
-        worker.pull(0, clock=1)
-        lanes.pump()
-        return bool(worker.take(MessageKind.VALUE))
-
-    first, second, _ = lead(1, "a:1", "b:1")
+    first, second, _ = lead(lanes, ssp, 3, 1, "a:1", "b:1")
     first.values(ONES)
     for worker in (first, second):
         worker.clock(1)  # the third one stays at clock 0
     lanes.pump()
-    assert not may_read(first)
-    lanes.kill("b:1")
-    lead(2, "a:1", "c:1", filling=True)
-    lanes.tick(1.0)
-    lead(3, "a:1", "c:1")
-    lanes.pump()
-    lanes.kill("a:1")
-    first, _, third = lead(4, "c:1")
-    assert not may_read(first)
+    assert not may_read(lanes, first)
+    first, _, third = refill_and_promote(lanes, ssp, 3)
+    assert not may_read(lanes, first)
     third.clock(1)
-    assert may_read(first)
+    assert may_read(lanes, first)
+
+
+def test_a_lane_that_was_filled_does_not_wait_for_a_founder_that_has_left() -> None:
+    lanes = TableLanes("a:1", "b:1", "c:1")
+    ssp = describe(mode="ssp", bound=0, workers=3)
+    workers = lead(lanes, ssp, 3, 1, "a:1", "b:1")
+    workers[0].values(ONES)
+    for worker in workers:
+        worker.clock(1)
+    lanes.pump()
+    workers[2].bye()
+    first, second = refill_and_promote(lanes, ssp, 2)
+    assert may_read(lanes, first)
+    for worker in (first, second):
+        worker.clock(2)
+    lanes.pump()
+    assert may_read(lanes, first, clock=2)

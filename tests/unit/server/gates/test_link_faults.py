@@ -222,6 +222,20 @@ def test_an_end_whose_reason_cannot_be_told_is_an_end() -> None:
         asyncio.run(play_in_a_loop(play, line))
 
 
+def test_the_end_of_a_connection_whose_socket_is_closed_is_no_internal_error() -> None:
+    """A write that fails closes the socket before the loop tells of it."""
+
+    async def play(lane: Lane) -> None:
+        await lane.join()
+        lane.line.socket.close()
+        lane.connection.close("over")
+        await asyncio.sleep(0)
+        assert not lane.shell.counters.internal_errors
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
+
+
 def test_who_cannot_be_watched_while_it_reads_its_last_frames_is_cut_off() -> None:
     """Regression: the connection was not checked again, and stayed."""
 
