@@ -1,8 +1,8 @@
 """Reducers are killed at the very moment at which a named frame of a table's protocol passes.
 
 After each kill all pushes get their receipts, and the parameters are, to the unit, the ledger of
-all receipts so far. The proxies before the reducers see all frames: those of the workers, and those
-between a primary and its backup.
+all receipts so far. All frames pass the proxies before the reducers: the frames of the workers, and
+the frames between a primary and its backup.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables that are lost with their reducers, and restored from a checkpoint in another run.
 
-What is lost are exactly the updates that the checkpoint does not have.
+The loss is exactly the updates that the checkpoint does not have.
 """
 
 from __future__ import annotations

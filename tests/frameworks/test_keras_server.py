@@ -37,7 +37,7 @@ def _join(addresses: list[str], job: str, worker: int = 0, workers: int = 1) -> 
 
 
 def _net(keras: Any, seed: int = 0) -> Any:
-    """All workers' layers have the same names: Keras numbers those of a process."""
+    """A model whose layers have the same names on all workers, because Keras begins at 1 again."""
     keras.utils.clear_session()
     return make_model(keras, seed, HIDDEN)
 

@@ -59,8 +59,8 @@ class _Armed(NamedTuple):
 class FrameTrigger:
     """A plan that does a harm to the next frame of a name on the links of a partition.
 
-    The links are those of workers to the partition's primary, and that of the primary to its
-    backup. One harm for each `arm`; `fired` when it is done.
+    These links lead from the workers to the partition's primary, and from the primary to its
+    backup. Each `arm` leads to one harm, and `fired` is set when the harm is done.
     """
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ class ParameterServer:
     ) -> Table:
         """Make a table from a checkpoint's image, with its slots, versions and learning rate.
 
-        The reducers and their number may differ from those of the save. Every worker may restore
+        The reducers and their number may differ from the save. Every worker may restore
         the same image; a worker without the checkpoint uses `attach`.
 
         Args:
@@ -183,7 +183,7 @@ class ParameterServer:
         return save(directory, number, images, job=self.job, keep=keep)
 
     def load(self, directory: str | Path, step: int | None = None) -> dict[str, Table]:
-        """Restore all tables of a checkpoint: the one that was saved last, or that of ``step``.
+        """Restore all tables of the checkpoint of ``step``, by default of the last checkpoint.
 
         Returns the tables by name. Raises CheckpointError, and the errors of `restore`.
         """

@@ -270,7 +270,7 @@ class Table:
         Args:
             rate: from 0 on.
             number: the number of the change, by default 1 above the last change that this worker
-                knows. A change whose number is not above that of the last change does nothing.
+                knows. A change does nothing unless its number is above the last change's.
 
         Raises ValueError if the optimizer has no learning rate, or refuses this one.
         """

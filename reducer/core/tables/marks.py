@@ -14,9 +14,8 @@ Answer = tuple[int, int, int]  # outcome, version after the update, staleness
 class Mark:
     """The updates of one incarnation of one worker on one shard.
 
-    `last` is the seq of the newest update that was taken, `decided` that of the newest one with an
-    outcome. An update that is taken and not answered yet has no answer; its answer follows when it
-    is decided.
+    `last` is the seq of the newest update that was taken. `decided` is the seq of the newest update
+    that has an outcome. An update that is taken and not decided has no answer yet.
     """
 
     __slots__ = ("_answers", "_confirmed", "decided", "last")

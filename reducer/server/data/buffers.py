@@ -59,7 +59,7 @@ class PooledBuffer:
         return self._references() > self._base
 
     def exchange(self, other: PooledBuffer) -> None:
-        """Exchange the memory with that of another buffer of the same size class."""
+        """Exchange the memory with another buffer of the same size class."""
         self._exporter, other._exporter = other._exporter, self._exporter
         self.view, other.view = other.view, self.view
         self._base, other._base = other._base, self._base

@@ -17,7 +17,7 @@ from reducer_client.tables.checkpoints.manifest import MANIFEST, Manifest, read_
 
 
 def load(directory: str | os.PathLike[str], step: SupportsIndex | None = None) -> list[TableImage]:
-    """The tables of a checkpoint, by default of the one that was saved last.
+    """The tables of a checkpoint, by default of the last checkpoint.
 
     The size and the SHA-256 of every file are checked first. The arrays are new and may be changed.
 
