@@ -6,8 +6,6 @@ seq is contiguous. A repeat is answered by its first outcome; a gap is refused w
 
 from __future__ import annotations
 
-from reducer.wire.errors import ProtocolError
-
 Answer = tuple[int, int, int]  # outcome, version after the update, staleness
 
 
@@ -25,17 +23,6 @@ class Mark:
         self.decided = 0
         self._confirmed = 0
         self._answers: dict[int, Answer] = {}
-
-    def is_repeat(self, seq: int, who: str) -> bool:
-        """Whether the update was taken before. Raises ProtocolError if updates are missing."""
-        if seq <= self.last:
-            return True
-        if seq != self.last + 1:
-            raise ProtocolError(
-                f"{who} sent update {seq}, and the shard has seen its updates up to {self.last}: "
-                f"expected {self.last + 1}"
-            )
-        return False
 
     def take(self, seq: int) -> None:
         self.last = seq

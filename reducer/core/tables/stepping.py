@@ -275,7 +275,7 @@ class Stepping:
                 f"step {step}.{generation} of table {table.name!r} is committed, and this lane has "
                 "not folded it"
             )
-        scalars = tuple(table.spec.optimizer.scalars(step, sums.learning_rate))
+        scalars = table.scalars(step, sums.learning_rate)
         means, parts = self.close(table, chosen)
         call = commit_call(table, chosen, scalars)
         then = _Committed(self, table, chosen, means, parts, scalars)

@@ -17,6 +17,7 @@ from reducer.wire.table_messages import Notice
 
 # Bytes that a shard takes beside its arrays: its records, and the marks of some workers.
 SHARD_BYTES: Final = 2_048
+KEPT_SCALARS: Final = 16  # steps whose scalars are kept
 
 
 class Counts:
@@ -60,8 +61,9 @@ class Table:
     """
 
     __slots__ = (
-        "clocks", "committed", "contributors", "counts", "key", "name", "owner", "rate",
-        "rate_number", "reserved", "shards", "spec", "steps", "unready", "watch", "workers",
+        "_scalars", "clocks", "committed", "contributors", "counts", "key", "name",
+        "owner", "rate", "rate_number", "reserved", "shards", "spec", "steps", "unready", "watch",
+        "workers",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, workers: Workers) -> None:
@@ -87,6 +89,7 @@ class Table:
         has_first = is_step and spec.owns_steps
         self.owner = StepOwner(call.quorum, call.workers, call.bound) if has_first else None
         self.watch = StepWatch(call, spec.part) if has_first else None
+        self._scalars: dict[tuple[int, float | None], tuple[float, ...]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -105,6 +108,15 @@ class Table:
         """Set a learning rate, unless a change with this or a greater number is known."""
         if number > self.rate_number:
             self.rate, self.rate_number = rate, number
+
+    def scalars(self, step: int, rate: float | None) -> tuple[float, ...]:
+        """The optimizer's scalars of a step. All shards take the same steps, at about one time."""
+        found = self._scalars.get((step, rate))
+        if found is None:
+            if len(self._scalars) >= KEPT_SCALARS:
+                self._scalars.clear()
+            found = self._scalars[step, rate] = tuple(self.spec.optimizer.scalars(step, rate))
+        return found
 
     def buffers(self) -> list[Buffer]:
         """All memory of the table, contributions included."""

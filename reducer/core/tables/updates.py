@@ -176,15 +176,21 @@ class Updates:
         """Whether the update is new. Raises ProtocolError for a gap, and for a base that the shard
         has not reached.
         """
-        where = f"table {table.name!r} shard {shard.number}"
+        seq, base = header.round, header.count
         if not shard.is_ready:
-            raise ProtocolError(f"{seat} sent an update of {where}, which has no values yet")
-        if shard.mark_of(seat.worker).is_repeat(header.round, f"{where}: {seat}"):
+            raise ProtocolError(f"{_what(table, shard, seat, seq)}, which has no values yet")
+        last = shard.mark_of(seat.worker).last
+        if seq <= last:
             return False
-        if header.count > shard.version:
+        if seq != last + 1:
+            raise ProtocolError(
+                f"{_what(table, shard, seat, seq)}, which has seen the worker's updates up to "
+                f"{last}: expected {last + 1}"
+            )
+        if base > shard.version:
             raise StaleBaseError(
-                f"{seat} sent an update of {where} from version {header.count}, and the shard is "
-                f"at version {shard.version}: was the table restored? Pull its parameters first"
+                f"{_what(table, shard, seat, seq)} from version {base}, and the shard is at "
+                f"version {shard.version}: was the table restored? Pull its parameters first"
             )
         return True
 
@@ -223,7 +229,7 @@ class Updates:
             self._decide(update, _DROPPED, staleness, now, out)
             return
         shard.logged += 1
-        scalars = tuple(table.spec.optimizer.scalars(shard.logged, table.rate))
+        scalars = table.scalars(shard.logged, table.rate)
         entry = update.entry(int(Entry.UPDATE), shard.logged, staleness)
         entry.length, entry.payload_crc = update.size, update.crc
         then = _Logged(self, update, staleness, scalars)
@@ -298,6 +304,10 @@ class Updates:
             seat.session, self._context.crc, table.key, shard.number, seq, outcome, version,
             staleness,
         )  # fmt: skip
+
+
+def _what(table: Table, shard: Shard, seat: Seat, seq: int) -> str:
+    return f"{seat} sent update {seq} of table {table.name!r} shard {shard.number}"
 
 
 class _Kept(Durable):

@@ -32,14 +32,15 @@ LOOKED_AT_IN_NEED: Final = 16
 class PooledBuffer:
     """`view` is the whole writable capacity. The core only stores and returns the object.
 
-    `is_out`: the pool has handed it out.
+    `is_out`: the pool has handed it out. `crc`: the CRC-32C of its first `summed` bytes.
     """
 
-    __slots__ = ("_base", "_exporter", "_store", "is_out", "size_class", "view")
+    __slots__ = ("_base", "_exporter", "_store", "crc", "is_out", "size_class", "summed", "view")
 
     def __init__(self, size_class: int, store: Store) -> None:
         self.size_class = size_class
         self.is_out = False
+        self.crc = self.summed = 0
         self._store = store
         self._exporter = store.take()
         self.view = memoryview(self._exporter).cast("B")
@@ -125,6 +126,7 @@ class BufferPool:
         else:
             buffer = self._allocate(wanted)
         buffer.is_out = True
+        buffer.summed = 0
         self.out += 1
         self.out_bytes += wanted
         return buffer
@@ -155,11 +157,12 @@ class BufferPool:
         else:
             self._cache(buffer)
 
-    def keep_sent(self, buffer: PooledBuffer) -> None:
+    def prepare_change(self, buffer: PooledBuffer) -> None:
         """The buffer is about to be changed: what a transport still sends from it stays as it is.
 
         The buffer gets other memory with the same bytes, if it is busy. Raises MemoryError.
         """
+        buffer.summed = 0
         if not buffer.busy:
             return
         other = self.take(buffer.size_class)

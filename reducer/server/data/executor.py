@@ -71,7 +71,7 @@ class Executor:
         self.store: Callable[[events.Store], None] | None = None
         self.dial: Callable[[events.Dial], None] | None = None
         self._log_shares = LogShares()
-        self.tables = TableKernels(kernels, pool.take, self._give_back, self._keep_sent)
+        self.tables = TableKernels(kernels, pool.take, self._give_back, self._prepare_change)
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
         """Carry out the outputs in order. Returns the events for the core."""
@@ -142,10 +142,13 @@ class Executor:
         connection = self._connections.get(value.session)
         if connection is None:
             return
-        header, crc32c = value.header, self._kernels.crc32c
-        header.payload_crc = crc32c(value.buffer.view[: header.length])
+        header, crc32c, buffer = value.header, self._kernels.crc32c, ours(value.buffer)
+        if buffer.summed != header.length:  # else it was sent to another worker, and is unchanged
+            buffer.crc = crc32c(buffer.view[: header.length])
+            buffer.summed = header.length
+        header.payload_crc = buffer.crc
         frame = pack_header(header, crc32c)
-        pieces = _with_payload(frame, ours(value.buffer), header.length)
+        pieces = _with_payload(frame, buffer, header.length)
         if connection.send(pieces, len(frame) + header.length) > connection.slack:
             self.crowded.append(connection)
 
@@ -197,8 +200,8 @@ class Executor:
     def _give_back(self, buffer: Buffer) -> None:
         self._pool.give_back(ours(buffer))
 
-    def _keep_sent(self, buffer: Buffer) -> None:
-        self._pool.keep_sent(ours(buffer))
+    def _prepare_change(self, buffer: Buffer) -> None:
+        self._pool.prepare_change(ours(buffer))
 
     def _free(self, free: events.Free) -> None:
         failure: Exception | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
@@ -22,7 +21,7 @@ _BAD: Final = int(Flag.NAN | Flag.NONFINITE)
 
 
 class TableKernels:
-    """`seconds`: the time that the work has taken. `take`, `give_back` and `keep_sent` are the
+    """`seconds`: the time that the work has taken. `take`, `give_back` and `prepare_change` are the
     pool's.
     """
 
@@ -31,12 +30,12 @@ class TableKernels:
         kernels: KernelSet,
         take: Callable[[int], Buffer],
         give_back: Callable[[Buffer], None],
-        keep_sent: Callable[[Buffer], None],
+        prepare_change: Callable[[Buffer], None],
     ) -> None:
         self._kernels = kernels
         self._take = take
         self._give_back = give_back
-        self._keep_sent = keep_sent
+        self._prepare_change = prepare_change
         self.seconds = 0.0
 
     def run(self, output: events.TableOutput) -> events.TableEffect:
@@ -63,10 +62,12 @@ class TableKernels:
     def _apply(self, output: events.Apply) -> events.Applied:
         # Without memory the step is taken all the same. A worker that is still being sent the array
         # finds the frame damaged by its checksum, and asks again.
-        with suppress(MemoryError):
-            self._keep_sent(output.parameters)
+        try:  # suppress() is interpreted
+            self._prepare_change(output.parameters)
             for slot in output.slots:
-                self._keep_sent(slot)
+                self._prepare_change(slot)
+        except MemoryError:
+            pass
         seen = self._kernels.apply(
             output.rule,
             output.elements,

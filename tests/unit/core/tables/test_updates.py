@@ -117,7 +117,7 @@ def test_a_gap_ends_the_connection_and_names_the_mark() -> None:
     worker.push(0, ONES[:16], 1)
     worker.push(0, ONES[:16], 3)
     error = worker.error()
-    assert error is not None and "seen its updates up to 1: expected 2" in error.message
+    assert error is not None and "seen the worker's updates up to 1: expected 2" in error.message
     assert "worker 0 sent update 3" in error.message and "'net' shard 0" in error.message
 
 

@@ -132,10 +132,10 @@ def test_a_buffer_that_is_still_sent_gets_other_memory_before_it_changes() -> No
     buffer = pool.take(4096)
     buffer.view[:3] = b"old"
     before = buffer.view
-    pool.keep_sent(buffer)
+    pool.prepare_change(buffer)
     assert buffer.view is before and pool.out == 1
     unsent = buffer.share(4096)[:3]
-    pool.keep_sent(buffer)
+    pool.prepare_change(buffer)
     buffer.view[:3] = b"new"
     assert (bytes(unsent), pool.out, pool.unsent) == (b"old", 1, 1)
     assert not buffer.busy
