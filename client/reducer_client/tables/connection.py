@@ -45,6 +45,7 @@ class Connection:
         self._decoder = Decoder(crc32c, target)
         self._out: deque[memoryview] = deque()
         self._has_more = False  # bytes can be read, perhaps from the TLS layer
+        self._events = selectors.EVENT_READ
         sock.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
@@ -85,7 +86,9 @@ class Connection:
 
     def _wait_and_read(self, seconds: float) -> bool:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        self._selector.modify(self._sock, events)
+        if events != self._events:
+            self._selector.modify(self._sock, events)
+            self._events = events
         self._selector.select(0.0 if self._has_more else seconds)
         return self._read()
 

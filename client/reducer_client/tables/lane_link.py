@@ -43,8 +43,9 @@ from reducer_client.tables.shared import Shared, logger
 FIRST_WAIT = 0.02  # seconds before the next attempt to connect, doubled each time
 LONGEST_WAIT = 0.5
 HEARTBEAT = 1.0  # seconds; at most a quarter of the silence that counts as a lost connection
-# A partition may move to its backup after this many failed attempts to connect in a row.
-SUSPECT_AFTER = 2
+# A partition may move to its backup after this many failed attempts to connect in a row. Before it
+# moves, its primary is asked once more.
+SUSPECT_AFTER = 1
 CLOSE_SECONDS = 1.0  # time to send BYE
 # The link ends after so many connections in a row that end by damaged bytes, or by an error that
 # may come from damaged bytes, each within LONG_LIVED seconds and without progress.
@@ -219,11 +220,12 @@ class LaneLink:
         """Wait before the next attempt to connect, or raise the error that ends the link."""
         if self._is_closing:
             return
-        if self.cause:
-            self._failures += 1
-        else:
+        was_up = not self.cause
+        if was_up:
             self._down_since = time.monotonic()
             logger.info("%s: the connection is lost: %s", self.where, error)
+        else:
+            self._failures += 1
         self.cause = str(error) or type(error).__name__
         self._maybe_suspect(error)
         self._check_passing(error)
@@ -231,6 +233,8 @@ class LaneLink:
             raise ReducerUnavailableError(
                 f"{self.where} cannot be reached for {self._limit:g} s: {self.cause}"
             )
+        if was_up and self._down_since - self._opened_at > LONGEST_WAIT:
+            return  # a process that has died refuses at once, and its partition may move
         self._wait = min(LONGEST_WAIT, 2 * self._wait or FIRST_WAIT)
         self._sleep(min(self._wait * random.uniform(0.5, 1.0), max(0.0, self._left())))
 
