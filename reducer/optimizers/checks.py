@@ -46,6 +46,11 @@ class Checks:
             self.refuse(f"{field} must lie between {least:g} and {limit}, got {value}")
         object.__setattr__(self._optimizer, field, value)
 
+    def integer(self, field: str, least: int, most: int) -> None:
+        value = getattr(self._optimizer, field)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.refuse(f"{field} must be an integer from {least} to {most}, got {value!r:.60}")
+
     def below_one(self, field: str) -> None:
         self.number(field)
         value = getattr(self._optimizer, field)

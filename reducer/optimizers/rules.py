@@ -87,6 +87,7 @@ class Slot(NamedTuple):
     initial: float
 
 
+# The slots that a rule's kernel takes. Slots of REPLACE are a history, of which no kernel knows.
 SLOT_COUNTS: Final = {
     Rule.REPLACE: 0,
     Rule.SGD: 0,

@@ -162,6 +162,7 @@ class Flag(IntFlag):
     NONFINITE = 16
     VALUES = 32
     ALL = 64
+    EXACT = 128
 
 
 HELD: Final = int(Flag.HELD)  # on the data path

@@ -164,6 +164,9 @@ def frames() -> dict[str, bytes]:
         "push": frame(push, bytes(range(64))),
         "push_values": frame(push.replace(flags=Flag.VALUES, root=1, round=0), bytes(range(64))),
         "pull": frame(push.replace(kind=MessageKind.PULL, dtype=0, count=3, done=9)),
+        "pull_exact": frame(
+            push.replace(kind=MessageKind.PULL, dtype=0, flags=Flag.EXACT, count=0, done=9)
+        ),
         "value": frame(push.replace(kind=MessageKind.VALUE, root=1, count=10), bytes(range(64))),
         "receipt": frame(push.replace(kind=MessageKind.RECEIPT, dtype=0, flags=2, done=3)),
         "table_follow": control(

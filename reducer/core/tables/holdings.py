@@ -51,7 +51,8 @@ class Holdings(Partition):
         self, term: int, backup: Place | None, is_filling: bool, now: float, out: list[Output]
     ) -> None:
         """A worker brings a newer term, in which this lane is the primary."""
-        if self.replica is not None:
+        is_promoted = self.replica is not None
+        if is_promoted:
             self._promote(term, now, out)
         if self.chain.begin_term(term, backup, is_filling, now, out):
             if self.link is None:
@@ -62,6 +63,8 @@ class Holdings(Partition):
                 table.clocks.lead()
             if table.owner is not None:
                 table.owner.begin_term(term)
+                if is_promoted:
+                    table.owner.lead([worker.number for worker in self.workers.all()])
 
     def _promote(self, term: int, now: float, out: list[Output]) -> None:
         """The backup becomes the primary. Its workers connect, or are taken out in time."""

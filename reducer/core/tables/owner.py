@@ -5,9 +5,12 @@ Laws:
 - T14: the set of a step is decided once for all shards. A set that lost a member before the commit
   is followed by another one, with the next generation.
 - T15: a worker is left out of at most `bound` steps in a row; then the step waits for that worker.
+  This holds over a promotion, too: a history of means counts on it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from reducer.wire.errors import ProtocolError, StaleBaseError
 
@@ -29,7 +32,8 @@ class StepSet:
 class StepOwner:
     """`step` is the open step; `set` its set, once it is decided.
 
-    `excluded` and `taken`: how many steps each worker was left out of, and was in.
+    `excluded` and `taken`: how many steps each worker was left out of, and was in. `last_in`: by
+    worker, the last committed step whose set had the worker, or the step before the worker came.
     """
 
     def __init__(self, quorum: int, workers: int, bound: int) -> None:
@@ -39,13 +43,14 @@ class StepOwner:
         self.excluded: dict[int, int] = {}
         self.taken: dict[int, int] = {}
         self._quorum = quorum
+        self._founders = workers
         self._all = quorum == workers  # then the set is everybody, however many there are
         self._bound = bound
         self._awaited = workers  # of the first step
         self._members: set[int] = set()
         self._seen: set[int] = set()
         self._entered: dict[int, int] = {}  # weights by worker, in the order of arrival
-        self._streaks: dict[int, int] = {}
+        self.last_in: dict[int, int] = {}
         self._base = 0
         self._generation = 0
 
@@ -82,7 +87,9 @@ class StepOwner:
 
     def begin_at(self, step: int) -> None:
         """The table was restored: its first step is this one."""
-        self.step = max(self.step, step)
+        if step > self.step:
+            self.step = step
+            self.last_in = dict.fromkeys(self.last_in, step - 1)
 
     def begin_term(self, term: int) -> None:
         """Sets of this term have generations above those of every earlier term."""
@@ -93,8 +100,28 @@ class StepOwner:
         """Another lane has committed this set."""
         self.last, self.step = committed, committed.step + 1
         self._awaited = 0
+        self.last_in.update(dict.fromkeys(committed.members, committed.step))
+
+    def lead(self, known: Sequence[int]) -> None:
+        """The backup has become the primary, and knows these workers.
+
+        A worker that was in a recent set takes part, whether or not it has connected here yet: else
+        the first workers to come could leave it behind. A worker that does not come is taken out.
+        Workers that take no part in this table must not be awaited, so a worker without a set
+        counts only if there are no more workers than the first step has waited for.
+        """
+        if self.last is None:
+            return  # the first step waits for all
+        none = 0 if len(known) <= self._founders else -1 - self._bound
+        for worker in known:
+            if self.step - 1 - self.last_in.get(worker, none) <= self._bound:
+                self.join(worker)
 
     def join(self, worker: int) -> None:
+        if worker not in self._members:
+            # A promoted lane does not know since when a worker takes part that is in no set so far.
+            is_strange = self._awaited == 0 and worker not in self._seen
+            self.last_in.setdefault(worker, 0 if is_strange else self.step - 1)
         self._members.add(worker)
         self._seen.add(worker)
 
@@ -102,7 +129,7 @@ class StepOwner:
         """The worker is lost or has left. Returns whether the set has changed."""
         self._members.discard(worker)
         self._entered.pop(worker, None)
-        self._streaks.pop(worker, None)
+        self.last_in.pop(worker, None)
         if self.set is not None and worker in self.set.members:
             kept = [member for member in self.set.members if member != worker]
             self.set = None
@@ -143,7 +170,8 @@ class StepOwner:
             return False
         for worker in self._members:
             is_in = worker in chosen.members
-            self._streaks[worker] = 0 if is_in else self._streaks.get(worker, 0) + 1
+            if is_in:
+                self.last_in[worker] = step
             counts = self.taken if is_in else self.excluded
             counts[worker] = counts.get(worker, 0) + 1
         self.last, self.set = chosen, None
@@ -158,7 +186,7 @@ class StepOwner:
             return False
         present = len(self._members)
         wanted = present if self._all else min(self._quorum, present)
-        due = [w for w in self._members if self._streaks.get(w, 0) >= self._bound]
+        due = [w for w in self._members if self.step - 1 - self.last_in[w] >= self._bound]
         if any(worker not in self._entered for worker in due):
             return False
         first = kept + [worker for worker in self._entered if worker not in kept]

@@ -20,6 +20,7 @@ from reducer.wire.errors import ProtocolError
 from reducer.wire.header import Header
 
 ALL = int(Flag.ALL)
+EXACT = int(Flag.EXACT)
 
 
 class Reads:
@@ -29,7 +30,8 @@ class Reads:
         self, table: Table, shard: Shard, seat: Seat, header: Header, out: list[Output]
     ) -> None:
         """Raises ProtocolError if the answer would exceed the connection's credit."""
-        has_slots = bool(header.flags & ALL)
+        is_exact = bool(header.flags & EXACT)
+        has_slots = bool(header.flags & ALL) and not is_exact
         cost = shard.size * (1 + len(shard.slots) if has_slots else 1)
         if seat.unanswered and seat.unanswered + cost > seat.credit:
             raise ProtocolError(
@@ -39,7 +41,9 @@ class Reads:
         seat.unanswered += cost
         mark = shard.marks.get(seat.worker)
         seq = 0 if mark is None else mark.last
-        pull = WaitingPull(seat, header.round, header.count, header.done, has_slots, cost, seq)
+        pull = WaitingPull(
+            seat, header.round, header.count, header.done, has_slots, is_exact, cost, seq
+        )
         if self._may_answer(table, shard, pull):
             self._answer(table, shard, pull, out)
         else:
@@ -69,11 +73,14 @@ class Reads:
         return mark is None or mark.decided >= pull.seq
 
     def _answer(self, table: Table, shard: Shard, pull: WaitingPull, out: list[Output]) -> None:
-        seat = pull.seat
+        seat, version = pull.seat, shard.version
         arrays = shard.arrays() if pull.has_slots else shard.arrays()[:1]
+        exact = shard.array_of(pull.version) if pull.is_exact else None
+        if exact is not None:
+            arrays, version = [exact], pull.version
         for array, buffer in enumerate(arrays):
             frame = frames.value(
-                seat.session, table.key, shard.number, pull.number, array, shard.version,
+                seat.session, table.key, shard.number, pull.number, array, version,
                 table.least_clock, buffer, shard.size,
             )  # fmt: skip
             out.append(frame)

@@ -13,6 +13,7 @@ from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Copied, Copy, Free, Log, Output, TableEffect
 from reducer.core.tables.chain import Durable
 from reducer.core.tables.context import Context
+from reducer.core.tables.owner import StepSet
 from reducer.core.tables.partition import Partition
 from reducer.core.tables.shard import Shard
 from reducer.core.tables.stepping import NO_WORKER, commit_call, set_call
@@ -68,8 +69,8 @@ class Refill:
             awaited = max(0, clocks.awaited)
             call = TableCall("clock", name=name, clock=clocks.least, number=awaited)
             chain.call(call, NO_WORKER, None, now, out)
-        if table.owner is not None and table.owner.last is not None:
-            chain.call(commit_call(table, table.owner.last, ()), NO_WORKER, None, now, out)
+        for committed in _last_sets(table):
+            chain.call(commit_call(table, committed, ()), NO_WORKER, None, now, out)
         if table.steps is not None and table.steps.chosen is not None:
             rate = table.steps.learning_rate
             if table.steps.chosen.step > table.committed:
@@ -165,6 +166,27 @@ class Refill:
         self._waiting.append((table, shard))
         text = f"job {self._partition.job!r}: a spare waits for memory: {error}"
         out.append(Log(0, logging.WARNING, text, {"job": self._partition.job}))
+
+
+def _last_sets(table: Table) -> list[StepSet]:
+    """The last set, which comes last, and for each worker that is not in it the last set it was in.
+
+    From these the spare knows how long each worker was left out. Only the owner of the steps counts
+    that. A set before the last has only the workers that were in no later one.
+    """
+    owner, sums = table.owner, table.steps
+    if owner is None or owner.last is None or sums is None:
+        return []
+    by_step: dict[int, list[int]] = {}
+    for worker in owner.members():
+        step = sums.last_in.get(worker, 0)
+        if 0 < step < owner.last.step:
+            by_step.setdefault(step, []).append(worker)
+    found = []
+    for step in sorted(by_step):
+        workers = tuple(by_step[step])
+        found.append(StepSet(step, 0, workers, (1,) * len(workers)))
+    return [*found, owner.last]
 
 
 class _Ship(Sequel):

@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 from reducer.core.surface.buffer import Buffer
-from reducer.core.surface.events import Applied, Apply, Free, Output, Send, TableEffect
+from reducer.core.surface.events import Applied, Free, Output, Send, TableEffect
 from reducer.core.tables.context import Context
 from reducer.core.tables.owner import StepSet
 from reducer.core.tables.partition import Partition
@@ -214,12 +214,9 @@ class Replica:
         scalars: tuple[float, ...],
         out: list[Output],
     ) -> None:
-        assert shard.parameters is not None
         work = self._context.works.begin(_Applied(shard, gradient, shard.logged))
         rule = int(table.spec.optimizer.rule)
-        out.append(
-            Apply(work, rule, shard.count, shard.parameters, gradient, shard.state(), scalars)
-        )
+        out.append(shard.apply(work, rule, gradient, scalars))
 
 
 def _set_of(call: TableCall) -> StepSet:

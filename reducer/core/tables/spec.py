@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.optimizers import Optimizer, OptimizerError, from_fields
+from reducer.optimizers import Optimizer, OptimizerError, Rule, from_fields
 from reducer.wire.errors import MismatchError, ProtocolError
 from reducer.wire.keys import key_id
 from reducer.wire.table_messages import TableCall, unpack_fields
@@ -22,9 +22,10 @@ class Spec:
     """A table as the first `table` call describes it.
 
     `numbers`: the shards of this lane, ascending. `worker`: the worker that made the first call.
+    `has_history`: the slots are the values of earlier versions.
     """
 
-    __slots__ = ("call", "key", "numbers", "optimizer", "slots", "worker")
+    __slots__ = ("call", "has_history", "key", "numbers", "optimizer", "slots", "worker")
 
     def __init__(self, call: TableCall, worker: int) -> None:
         """Raises ProtocolError for a description that no table can have."""
@@ -33,7 +34,13 @@ class Spec:
         self.key = key_id(call.name)
         self.optimizer = _optimizer(call)
         self.slots = tuple(slot.initial for slot in self.optimizer.slots)
+        self.has_history = self.optimizer.rule == Rule.REPLACE and bool(self.slots)
         _check(call)
+        if self.has_history and call.mode != "step":
+            raise ProtocolError(
+                f"table {call.name!r}: a history of {1 + len(self.slots)} values needs the mode "
+                f"step, got {call.mode}"
+            )
         shards = -(-call.count // call.shard)
         self.numbers = range((call.partition - self.key) % call.partitions, shards, call.partitions)
 

@@ -17,7 +17,6 @@ from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.control_frames import control_frame
 from reducer.core.surface.events import (
     Applied,
-    Apply,
     Average,
     Averaged,
     Close,
@@ -303,12 +302,9 @@ class Stepping:
         rule = int(table.spec.optimizer.rule)
         for number, mean in means.items():
             shard = table.shards[number]
-            assert shard.parameters is not None
             sequel = _Applied(self, table, shard, chosen, mean, parts.get(number, {}))
             work = self._context.works.begin(sequel)
-            out.append(
-                Apply(work, rule, shard.count, shard.parameters, mean, shard.state(), scalars)
-            )
+            out.append(shard.apply(work, rule, mean, scalars))
 
     def applied(
         self,

@@ -78,7 +78,9 @@ class Table:
         self.counts = Counts()
         self.contributors: set[int] = set()  # workers for whose contributions memory is reserved
         self.shards = {
-            number: Shard(number, spec.elements(number), spec.size(number), len(spec.slots))
+            number: Shard(
+                number, spec.elements(number), spec.size(number), len(spec.slots), spec.has_history
+            )
             for number in spec.numbers
         }
         self.unready = len(self.shards)

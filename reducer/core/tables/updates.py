@@ -15,7 +15,6 @@ from typing import Final
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import (
     Applied,
-    Apply,
     Close,
     Fill,
     Filled,
@@ -248,12 +247,9 @@ class Updates:
     ) -> None:
         """The update is durable."""
         shard = update.shard
-        assert shard.parameters is not None
         work = self._context.works.begin(_Applied(self, update, staleness))
         rule = int(update.table.spec.optimizer.rule)
-        out.append(
-            Apply(work, rule, shard.count, shard.parameters, update.buffer, shard.state(), scalars)
-        )
+        out.append(shard.apply(work, rule, update.buffer, scalars))
 
     def applied(self, update: Update, staleness: int, is_finite: bool, out: list[Output]) -> None:
         update.shard.version += 1

@@ -27,6 +27,7 @@ from reducer.optimizers import (
 
 SOME: list[Optimizer] = [
     NoOptimizer(),
+    NoOptimizer(8),
     SGD(0.1, convention="torch"),
     SGD(0.1, convention="keras", momentum=0.9, nesterov=True, weight_decay=0.1),
     Adagrad(0.1, convention="torch", lr_decay=0.1),
@@ -45,7 +46,8 @@ def test_fields_make_the_same_optimizer(optimizer: Optimizer) -> None:
 
 @pytest.mark.parametrize("optimizer", SOME, ids=repr)
 def test_slots_and_scalars_are_those_of_the_rule(optimizer: Optimizer) -> None:
-    assert len(optimizer.slots) == SLOT_COUNTS[optimizer.rule]
+    history = optimizer.history - 1 if isinstance(optimizer, NoOptimizer) else 0
+    assert len(optimizer.slots) == SLOT_COUNTS[optimizer.rule] + history
     for step in (1, 2, 10**9):
         scalars = optimizer.scalars(step)
         assert type(scalars) is SCALARS[optimizer.rule]
@@ -87,7 +89,7 @@ def test_scalars_of_single_steps() -> None:
         ("optimizer must be one of none, sgd", {"lr": 1}),
         ("optimizer must be one of none, sgd", {"optimizer": ["sgd"]}),
         ("optimizer must be one of none, sgd", {"optimizer": "lamb"}),
-        ("none has no field 'lr'; its fields: none", {"optimizer": "none", "lr": 1}),
+        ("none has no field 'lr'; its fields: history", {"optimizer": "none", "lr": 1}),
         ("adam has no field 'amsgrad'; its fields: lr,", {"optimizer": "adam", "amsgrad": True}),
         ("adam needs the field convention", {"optimizer": "adam", "lr": 1}),
         ("adam needs the field lr", {"optimizer": "adam", "convention": "tf"}),
@@ -136,6 +138,12 @@ def test_wrong_fields_are_refused(message: str, fields: dict[str, Any]) -> None:
 def test_wrong_values_are_refused(message: str, name: str, fields: dict[str, Any]) -> None:
     with pytest.raises(OptimizerError, match=f"^{name}: .*{message}"):
         from_fields({"optimizer": name, "lr": 0.1, "convention": "torch", **fields})
+
+
+@pytest.mark.parametrize("history", [0, 9, True, 2.0, "2"])
+def test_wrong_histories_are_refused(history: Any) -> None:
+    with pytest.raises(OptimizerError, match=r"^none: history must be an integer from 1 to 8"):
+        from_fields({"optimizer": "none", "history": history})
 
 
 @pytest.mark.parametrize("optimizer", SOME, ids=repr)
