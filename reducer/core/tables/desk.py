@@ -367,7 +367,7 @@ class TableDesk:
         table, clock = request.holdings.describe(request.seat, request.call, request.now, out)
         self._answer(request, replace(table.described("table"), clock=clock), out)
         if table.steps is not None and request.seat.worker != READER:
-            request.holdings.stepping.greet(table, request.seat, out)
+            request.holdings.stepping.greet(table, request.seat, request.now, out)
 
     def _clock(self, request: Request, out: list[Output]) -> None:
         table = request.holdings.find(request.call.name)

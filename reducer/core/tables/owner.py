@@ -125,6 +125,12 @@ class StepOwner:
         self._members.add(worker)
         self._seen.add(worker)
 
+    def decide(self) -> bool:
+        """A worker has come, perhaps the last that the first step waits for. Returns whether this
+        decides a set.
+        """
+        return self.set is None and self._decide([])
+
     def leave(self, worker: int) -> bool:
         """The worker is lost or has left. Returns whether the set has changed."""
         self._members.discard(worker)

@@ -334,14 +334,16 @@ class Stepping:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def greet(self, table: Table, seat: Seat, out: list[Output]) -> None:
-        """Tell a worker that has connected where the step stands."""
+    def greet(self, table: Table, seat: Seat, now: float, out: list[Output]) -> None:
+        """Tell a worker that has connected where the step stands. It may be the last founder."""
         owner, only = table.owner, (seat.session,)
         if owner is not None:
             if owner.last is not None:
                 out.append(self._news("commit", table, owner.last, only))
             if owner.set is not None:
                 out.append(self._news("set", table, owner.set, only))
+            elif owner.decide():
+                self.announce(table, now, out)
         self.maybe_tell(table, only, out)
 
     def leave(self, table: Table, worker: int, now: float, out: list[Output]) -> None:

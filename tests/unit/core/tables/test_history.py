@@ -172,8 +172,10 @@ def test_a_spare_is_filled_with_the_history() -> None:
 THREE = means(workers=3, quorum=2)
 
 
-def three(lanes: TableLanes, term: int, *places: str) -> list[TableWorker]:
-    workers = [lanes.lead(number, term, *places) for number in range(3)]
+def three(
+    lanes: TableLanes, term: int, *places: str, count: int = 3, filling: bool = False
+) -> list[TableWorker]:
+    workers = [lanes.lead(number, term, *places, filling=filling) for number in range(count)]
     for worker in workers:
         worker.table(THREE)
         worker.values(FIRST)
@@ -181,17 +183,23 @@ def three(lanes: TableLanes, term: int, *places: str) -> list[TableWorker]:
     return workers
 
 
+def take_common_step(
+    lanes: TableLanes, workers: list[TableWorker], members: tuple[int, ...], term: int, step: int
+) -> None:
+    for member in members:
+        workers[member].step_call("enter", step)
+        workers[member].push_all(mean(step), step)
+    lanes.pump()
+    workers[0].step_call("folded", step, term << 16)
+    lanes.pump()
+
+
 def test_a_promoted_owner_knows_whom_the_step_must_wait_for() -> None:
     """Worker 2 was left out of two steps, the bound, and nobody may leave it out of a third."""
     lanes = TableLanes(A, B)
     workers = three(lanes, 1, A, B)
     for step in (1, 2):
-        for worker in workers[:2]:
-            worker.step_call("enter", step)
-            worker.push_all(mean(step), step)
-        lanes.pump()
-        workers[0].step_call("folded", step, 1 << 16)
-        lanes.pump()
+        take_common_step(lanes, workers, (0, 1), 1, step)
     lanes.kill(A)
     first, second, last = three(lanes, 2, B)
     for worker in (first, second):
@@ -206,13 +214,7 @@ def test_a_promoted_owner_waits_for_workers_that_connect_late() -> None:
     lanes = TableLanes(A, B)
     workers = three(lanes, 1, A, B)
     for step in (1, 2):
-        for worker in workers if step == 1 else workers[:2]:
-            worker.step_call("enter", step)
-        for worker in workers[:2]:
-            worker.push_all(mean(step), step)
-        lanes.pump()
-        workers[0].step_call("folded", step, 1 << 16)
-        lanes.pump()
+        take_common_step(lanes, workers, (0, 1), 1, step)
     lanes.kill(A)
     first = lanes.lead(0, 2, B)
     first.table(THREE)
@@ -222,7 +224,38 @@ def test_a_promoted_owner_waits_for_workers_that_connect_late() -> None:
     assert [each.members for each in first.notices("set")] == [(0,)]
 
 
+def test_a_spare_of_the_owner_learns_the_last_sets() -> None:
+    """Worker 2 was in step 2, and is cut off from then on: steps 3 and 4 may leave it out."""
+    lanes = TableLanes(A, B, C)
+    workers = three(lanes, 1, A, B)
+    for step, members in enumerate([(0, 1), (1, 2), (0, 1)], 1):
+        take_common_step(lanes, workers, members, 1, step)
+    lanes.kill(B)
+    lanes.tick(0.1)
+    workers = three(lanes, 2, A, C, filling=True)
+    lanes.tick(0.3)
+    assert workers[0].notices("filled")
+    three(lanes, 3, A, C)
+    lanes.kill(A)
+    workers = three(lanes, 4, C, count=2)
+    take_common_step(lanes, workers, (0, 1), 4, 4)
+    assert pulled(workers[0], 4)[0] == 4
+    workers[0].take(MessageKind.NOTICE)
+    for worker in workers:
+        worker.step_call("enter", 5)
+    assert not workers[0].notices("set")
+
+
 class TestOwner:
+    @pytest.mark.parametrize(("known", "members"), [(3, [0, 1, 2]), (4, [0, 1])])
+    def test_a_worker_without_a_set_is_awaited_if_all_take_part(
+        self, known: int, members: list[int]
+    ) -> None:
+        owner = StepOwner(2, 3, 2)
+        owner.restore(StepSet(1, 0, (0, 1), (1, 1)))
+        owner.lead(range(known))
+        assert owner.members() == members
+
     def test_a_spare_of_the_owner_waits_for_the_same_workers(self) -> None:
         owner = StepOwner(2, 3, 2)
         for step, members in ((4, (2,)), (5, (0, 1))):

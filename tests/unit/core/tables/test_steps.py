@@ -230,6 +230,18 @@ def test_pulls_wait_for_the_version_that_they_name() -> None:
     assert [header.count for header in first.take(MessageKind.VALUE)] == [1]
 
 
+def test_the_last_worker_to_come_ends_the_wait_of_the_first_step() -> None:
+    """It need not have a gradient itself, if the quorum has."""
+    lane, description = SimLane(), step_table(3, 2)
+    first, second = joined(lane, 2, description)
+    for worker in (first, second):
+        worker.step_call("enter", 1)
+    assert not first.notices("set")
+    last = TableWorker(lane, 2)
+    last.table(description)
+    assert [each.members for each in first.notices("set")] == [(0, 1)]
+
+
 def test_a_learning_rate_travels_in_the_set() -> None:
     lane = SimLane()
     first, second = joined(lane, 2, step_table())
