@@ -14,6 +14,7 @@ from reducer_client.tables.shared import Shared
 
 class Pull:
     """``into``: a vector for the parameters, and a vector for each slot if slots are pulled, too.
+    ``is_exact``: the values of exactly the named version, if the lanes still have them.
 
     ``versions``: the version of each received shard. The threads of the lanes receive values
     straight into the vectors, without the lock, from `begin_write` to `end_write` or
@@ -21,7 +22,13 @@ class Pull:
     """
 
     def __init__(
-        self, shared: Shared, layout: Layout, number: int, into: Sequence[Vector], worker: int
+        self,
+        shared: Shared,
+        layout: Layout,
+        number: int,
+        into: Sequence[Vector],
+        worker: int,
+        is_exact: bool = False,
     ) -> None:
         self.number = number
         self.versions = [0] * layout.shards
@@ -32,6 +39,7 @@ class Pull:
         self._into = into
         self._layout = layout
         self._shared = shared
+        self._flags = int(Flag.ALL) if len(into) > 1 else int(Flag.EXACT) if is_exact else 0
         self._rank = NO_RANK if worker < 0 else worker
 
     @property
@@ -54,7 +62,7 @@ class Pull:
                 round=self.number,
                 count=least_clock,
                 done=least_version,
-                flags=int(Flag.ALL) if arrays > 1 else 0,
+                flags=self._flags,
             )
             cost = arrays * self._bytes(shard)
             table = self._layout.key

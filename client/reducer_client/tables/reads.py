@@ -21,8 +21,11 @@ class Reads:
         mode = state.description.mode
         self._bound = mode.bound if isinstance(mode, SSP) else None
 
-    def into(self, into: Sequence[Vector], limit: float) -> list[int]:
+    def into(self, into: Sequence[Vector], limit: float, exact: int | None = None) -> list[int]:
         """Pull into vectors. Returns the versions of the shards.
+
+        ``exact``: the version to pull into one vector; a shard that does not have it any more gives
+        its newest.
 
         Raises RoundTimeoutError after ``limit`` seconds, and the error that has ended the table.
         """
@@ -37,11 +40,13 @@ class Reads:
         table, steps = self._table, self._state.steps
         table.wait_until(lambda: self._state.may_pull, left(), describe)
         number = table.lanes.next_number()
-        pull = Pull(table.shared, self._layout, number, into, table.worker)
-        self._ask(pull, 0 if steps is None else steps.least_version)
+        pull = Pull(table.shared, self._layout, number, into, table.worker, exact is not None)
+        newest = 0 if steps is None else steps.least_version
+        self._ask(pull, newest if exact is None else exact)
         try:
             table.wait_until(lambda: pull.done, left(), describe)
-            while steps is not None and (most := max(pull.versions)) > min(pull.versions):
+            one_version = steps is not None and exact is None
+            while one_version and (most := max(pull.versions)) > min(pull.versions):
                 self._ask(pull, most)
                 table.wait_until(lambda: pull.done, left(), describe)
         except BaseException:

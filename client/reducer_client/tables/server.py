@@ -92,6 +92,7 @@ class ParameterServer:
         optimizer: Optimizer,
         mode: GivenMode = "async",
         initial: bool = True,
+        version: int = 0,
         timeout: Timeout | None = None,
     ) -> Table:
         """Make a table, or take part in one that another worker has made.
@@ -103,10 +104,11 @@ class ParameterServer:
             tensors: the first values, as ``{name: array}`` or as pairs. The arrays must be float32,
                 and are copied.
             optimizer: from `reducer.optimizers`. With ``NoOptimizer()`` the table holds the mean of
-                the last step, or the last push.
+                the last step, or the last push; with ``history=n`` the last n means.
             mode: ``"async"``, ``"sync"``, `Async`, `SSP`, `Sync` or `KOfN`.
             initial: False: this worker brings no first values; only the shapes of ``tensors``
                 count. A pull then waits until another worker has brought them.
+            version: the version of the first values, above 0 for those of a checkpoint.
             timeout: seconds; None means the parameter server's ``timeout``.
 
         Raises:
@@ -133,7 +135,8 @@ class ParameterServer:
             flat = layout.empty_vector()
             layout.copy_in(arrays, flat)
             digest = digest_of(flat)
-            first = FirstValues(self._shared, layout, self._number, [flat])
+            versions = [version] * layout.shards
+            first = FirstValues(self._shared, layout, self._number, [flat], versions)
         description = Description(layout, optimizer, wire, digest)
         return self._register(description, first, as_seconds(timeout))
 

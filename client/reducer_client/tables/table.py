@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from reducer.optimizers import NoOptimizer, Optimizer
+from reducer.wire.codes import MAX_WEIGHT
 from reducer.wire.table_messages import TableCall
 from reducer_client.arrays import Array
+from reducer_client.errors import StateLostError
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
 from reducer_client.tables.finite import is_within, name_bad_tensors
@@ -21,6 +23,8 @@ from reducer_client.tables.shared import Timeout, as_seconds
 from reducer_client.tables.staging import Staging
 from reducer_client.tables.table_state import TableState
 from reducer_client.tables.tally import Counts, Staleness
+
+_MOST_WEIGHT = MAX_WEIGHT >> 4  # of a push, so that it can carry others with it
 
 
 class Table:
@@ -61,6 +65,7 @@ class Table:
         copy: bool = True,
         timeout: Timeout | None = None,
         base: Sequence[int] | None = None,
+        weight: int = 1,
     ) -> Push:
         """Send a gradient to the reducers. Returns before they have it.
 
@@ -74,9 +79,12 @@ class Table:
                 many pushes are in flight. None means the parameter server's ``timeout``.
             base: the value of `base` after the pull from which the gradient was computed, by
                 default after the last pull. Not used in common steps.
+            weight: in common steps, of how many gradients this is the sum. The mean of a step is
+                the sum of its pushes, divided by the sum of their weights.
 
         Raises:
-            ValueError: names are missing or unknown, or a shape differs.
+            ValueError: names are missing or unknown, a shape differs, or the weight is out of
+                range.
             TypeError: an array is not float32.
             NumericError: a value is NaN or Inf, or has a magnitude of 2^63 or more. Nothing was
                 sent.
@@ -85,11 +93,13 @@ class Table:
             ReducerError: the parameter server has ended.
         """
         self._check_writer("push")
+        self._check_weight(weight)
         arrays = self._layout.check("a gradient", gradients)
         limit = as_seconds(timeout)
         staging, carried = self._acquire(
             None if copy or self._may_carry else self._layout.as_vector(arrays), arrays, limit
         )
+        staging.weight = weight
         is_submitted = False
         try:
             self._fill(staging, arrays, carried)
@@ -146,6 +156,14 @@ class Table:
                 self._state.steps.submit(push, staging)
         return push
 
+    def _check_weight(self, weight: int) -> None:
+        most = 1 if self._state.steps is None else _MOST_WEIGHT
+        if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= most:
+            raise ValueError(
+                f"table {self.name!r}, mode {self.mode}: weight={weight!r:.60}: expected an "
+                f"integer from 1 to {most:,}"
+            )
+
     def _checked(self, base: Sequence[int]) -> list[int]:
         if len(base) != self._layout.shards:
             raise ValueError(
@@ -185,15 +203,28 @@ class Table:
             ReducerError: the parameter server has ended.
         """
         self._shared.check_process()
-        arrays = None if out is None else self._outputs(out)
-        direct = None if arrays is None else self._layout.as_vector(arrays)
-        flat = np.empty(self._layout.count, np.float32) if direct is None else direct
+        flat, arrays = self._target(out)
         versions = self._pull_into([flat], timeout)
         with self._shared.changed:
             self.has_seen(versions)
-        if arrays is None or out is None:
+        return self._given(flat, arrays, out)
+
+    def _target(self, out: Mapping[str, Array] | None) -> tuple[Vector, list[Array]]:
+        """The vector to pull into, and the arrays into which it must be copied then."""
+        if out is None:
+            return np.empty(self._layout.count, np.float32), []
+        arrays = self._outputs(out)
+        direct = self._layout.as_vector(arrays)
+        if direct is not None:
+            return direct, []
+        return np.empty(self._layout.count, np.float32), arrays
+
+    def _given(
+        self, flat: Vector, arrays: list[Array], out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
+        if out is None:
             return dict(self._layout.views(flat))
-        if direct is None:
+        if arrays:
             self._layout.copy_out(flat, arrays)
         return dict(out)
 
@@ -206,6 +237,46 @@ class Table:
                     "array that can be written"
                 )
         return arrays
+
+    def pull_version(
+        self, version: int, out: Mapping[str, Array] | None = None, timeout: Timeout | None = None
+    ) -> dict[str, Array]:
+        """Fetch the values of exactly this version. Waits until the table has reached it.
+
+        A table has its newest version, and with ``NoOptimizer(history=n)`` the n newest. The call
+        changes nothing for the next push: see `go_on_from`.
+
+        Args:
+            version: from 0 on; a common step makes one.
+            out, timeout: as for `pull`. After an error the contents of ``out`` are undefined.
+
+        Raises the errors of `pull`; StateLostError, with the reason "gone", for a version that the
+        table does not have any more.
+        """
+        flat, arrays = self._target(out)
+        self._shared.check_process()
+        limit = as_seconds(timeout)
+        with self._shared.changed:
+            self._check()
+            seconds = self._shared.timeout if limit is None else limit
+            newest = max(self._reads.into([flat], seconds, version))
+        if newest > version:
+            raise StateLostError(
+                f"table {self.name!r} does not have version {version} any more: it is at version "
+                f"{newest}, and keeps {self._kept} of its values",
+                key=self.name,
+                reason="gone",
+            )
+        return self._given(flat, arrays, out)
+
+    def go_on_from(self, version: int) -> None:
+        """The next gradient is computed from the values of this version."""
+        with self._shared.changed:
+            self.has_seen([version] * self._layout.shards)
+
+    @property
+    def _kept(self) -> int:
+        return self.optimizer.history if isinstance(self.optimizer, NoOptimizer) else 1
 
     def pull_arrays(self, into: Sequence[Vector], timeout: Timeout | None = None) -> list[int]:
         """Pull the parameters and, if there are more vectors, the slots of the optimizer.
