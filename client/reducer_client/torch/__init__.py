@@ -14,6 +14,10 @@ with reducer_client.torch.Elastic(model, optimizer, workers=4) as elastic: ...
 or, with parameters that the reducers keep and update:
 
 optimizer = reducer_client.torch.ServerOptimizer.create(model, ps, optimizer=Adam(...))
+
+or, with an optimizer of torch that applies the mean of the first k workers:
+
+optimizer = reducer_client.torch.QuorumOptimizer(AdamW(...), model, ps, k=3)
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ from reducer_client.torch.elastic.training import Elastic
 from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach
 from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
 from reducer_client.torch.server.optimizer import ServerOptimizer
+from reducer_client.torch.server.quorum import QuorumOptimizer
 
 __all__ = [
     "Elastic",
     "Options",
+    "QuorumOptimizer",
     "ReductionState",
     "ServerOptimizer",
     "TopKState",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -68,17 +68,33 @@ class Vector:
     @torch.no_grad()
     def scatter(self) -> None:
         """Copy the values into the parameters. The vector may be changed afterwards."""
+        self._scatter([each.parameter for each in self._parameters])
+
+    @torch.no_grad()
+    def scatter_gradients(self) -> None:
+        """Copy the values into the gradients of the parameters, which are made if they are missing.
+
+        Rounds to the dtype of each parameter. The vector may be changed afterwards.
+        """
+        targets = []
+        for each in self._parameters:
+            if each.parameter.grad is None:
+                each.parameter.grad = torch.empty_like(each.parameter)
+            targets.append(each.parameter.grad)
+        self._scatter(targets)
+
+    def _scatter(self, targets: Sequence[torch.Tensor]) -> None:
         for device, run in self._runs():
             if device.type == "cpu":
                 for place in run:
-                    self._parameters[place].parameter.copy_(self._views[place])
+                    targets[place].copy_(self._views[place])
                 continue
             values = self._span(run).to(device, non_blocking=True)
             at = 0
             for place in run:
-                parameter = self._parameters[place].parameter
-                parameter.copy_(values[at : at + parameter.numel()].view(parameter.shape))
-                at += parameter.numel()
+                target = targets[place]
+                target.copy_(values[at : at + target.numel()].view(target.shape))
+                at += target.numel()
         self._wait_for_devices()
 
     def _runs(self) -> Iterator[tuple[torch.device, list[int]]]:
@@ -97,11 +113,27 @@ class Vector:
                 torch.cuda.current_stream(device).synchronize()
 
 
-def find_parameters(model: torch.nn.Module) -> list[Named]:
+Model: TypeAlias = torch.nn.Module | Iterable[tuple[str, torch.nn.Parameter]]
+
+
+def find_parameters(model: Model) -> list[Named]:
     """The parameters of a model that are trained. A parameter with two names comes once.
+
+    ``model``: a plain module, or what its ``named_parameters()`` gives.
 
     Raises TypeError for a model or a parameter that no table can hold, ValueError if there is none.
     """
+    found = [Named(name, p) for name, p in _pairs(model) if p.requires_grad]
+    if not found:
+        raise ValueError("model: it has no parameter with requires_grad")
+    for each in found:
+        _check(each)
+    return found
+
+
+def _pairs(model: Model) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    if isinstance(model, Iterable) and not isinstance(model, torch.nn.Module):
+        return _checked_pairs(model)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -109,12 +141,22 @@ def find_parameters(model: torch.nn.Module) -> list[Named]:
             "model: expected a plain module, got DistributedDataParallel, which would average the "
             "gradients before the reducers do: give its `module`"
         )
-    found = [Named(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not found:
-        raise ValueError("model: it has no parameter with requires_grad")
-    for each in found:
-        _check(each)
-    return found
+    return model.named_parameters()
+
+
+def _checked_pairs(given: Iterable[Any]) -> list[tuple[str, torch.nn.Parameter]]:
+    pairs: list[tuple[str, torch.nn.Parameter]] = []
+    for each in given:
+        is_pair = isinstance(each, tuple) and len(each) == 2
+        if not (is_pair and isinstance(each[0], str) and isinstance(each[1], torch.nn.Parameter)):
+            raise TypeError(
+                "model: expected a torch.nn.Module or its named_parameters(), got an iterable with "
+                f"{type(each).__name__}"
+            )
+        pairs.append(each)
+    if len({id(parameter) for _, parameter in pairs}) < len(pairs):
+        raise ValueError("model: a parameter comes twice in the named parameters")
+    return pairs
 
 
 def first_values(parameters: Sequence[Named]) -> dict[str, Any]:
