@@ -1,7 +1,9 @@
 /* CRC-32C with polynomial 0x1EDC6F41, bits reversed. Three ways, the fastest first:
  * - carry-less multiplication folds 256 bytes into the next 256;
  * - the processor's CRC instruction runs on three interleaved streams: an instruction waits for the
- *   previous one of its stream, so three streams are three times as fast;
+ *   previous one of its stream, so three streams are three times as fast. Long streams are faster
+ *   than short ones: for 1 MiB from memory 8.4 GB/s with streams of 4 KiB, 11 GB/s with 64 KiB, and
+ *   from the cache 20 and 27 GB/s;
  * - tables, eight bytes at a time. */
 #include "crc32c.h"
 
@@ -30,10 +32,12 @@ static int has_wide(void) {
 static int has_instruction(void) { return (getauxval(AT_HWCAP) & (1UL << 7)) != 0; } /* CRC32 */
 #endif
 
-enum { LONG = 4096, SHORT = 256 }; /* bytes per stream; most of a chunk goes in long streams */
+/* Bytes of a stream. Most of a chunk goes in long ones. */
+enum { LONG = 65536, MIDDLE = 4096, SHORT = 256 };
 
 static uint32_t bytes_table[8][256];
-static uint32_t long_zeros[4][256], short_zeros[4][256]; /* append LONG or SHORT zero bytes */
+/* Append LONG, MIDDLE or SHORT zero bytes. */
+static uint32_t long_zeros[4][256], middle_zeros[4][256], short_zeros[4][256];
 
 static uint32_t load_4(const unsigned char* data) {
   uint32_t word;
@@ -61,12 +65,12 @@ static uint32_t by_table(uint32_t crc, const unsigned char* data, size_t length)
   return crc;
 }
 
-#if defined(HARDWARE)
 static uint32_t after_zeros(const uint32_t zeros[4][256], uint32_t crc) {
   return zeros[0][crc & 255] ^ zeros[1][crc >> 8 & 255] ^ zeros[2][crc >> 16 & 255] ^
          zeros[3][crc >> 24];
 }
 
+#if defined(HARDWARE)
 HARDWARE static uint32_t three_streams(uint32_t crc, const unsigned char* data, size_t size,
                                        const uint32_t zeros[4][256]) {
   uint32_t second = 0, third = 0;
@@ -81,6 +85,9 @@ HARDWARE static uint32_t three_streams(uint32_t crc, const unsigned char* data, 
 HARDWARE static uint32_t by_instruction(uint32_t crc, const unsigned char* data, size_t length) {
   for (; length >= 3 * LONG; data += 3 * LONG, length -= 3 * LONG) {
     crc = three_streams(crc, data, LONG, long_zeros);
+  }
+  for (; length >= 3 * MIDDLE; data += 3 * MIDDLE, length -= 3 * MIDDLE) {
+    crc = three_streams(crc, data, MIDDLE, middle_zeros);
   }
   for (; length >= 3 * SHORT; data += 3 * SHORT, length -= 3 * SHORT) {
     crc = three_streams(crc, data, SHORT, short_zeros);
@@ -130,17 +137,34 @@ static updater* ways[3]; /* that this machine supports, fastest first */
 static size_t way_count;
 static updater* update;
 
-static void fill_zeros(uint32_t zeros[4][256], size_t length) {
-  static const unsigned char nothing[LONG];
-  for (int bit = 0; bit < 32; ++bit) {
-    zeros[bit / 8][1 << bit % 8] = by_table(UINT32_C(1) << bit, nothing, length);
-  }
-  for (int byte = 0; byte < 4; ++byte) { /* CRCs are linear: xor the entries of single bits */
+/* CRCs are linear, so the entries of single bits give all entries. */
+static void complete(uint32_t zeros[4][256]) {
+  for (int byte = 0; byte < 4; ++byte) {
     for (int value = 1; value < 256; ++value) {
       const int lowest = value & -value;
       zeros[byte][value] = zeros[byte][lowest] ^ zeros[byte][value ^ lowest];
     }
   }
+}
+
+static void append(uint32_t zeros[4][256], size_t length) {
+  static const unsigned char nothing[SHORT];
+  for (int bit = 0; bit < 32; ++bit) {
+    zeros[bit / 8][1 << bit % 8] = by_table(UINT32_C(1) << bit, nothing, length);
+  }
+  complete(zeros);
+}
+
+/* `times` as many zero bytes as `fewer` appends. */
+static void append_more(uint32_t zeros[4][256], const uint32_t fewer[4][256], int times) {
+  for (int bit = 0; bit < 32; ++bit) {
+    uint32_t crc = UINT32_C(1) << bit;
+    for (int time = 0; time < times; ++time) {
+      crc = after_zeros(fewer, crc);
+    }
+    zeros[bit / 8][1 << bit % 8] = crc;
+  }
+  complete(zeros);
 }
 
 __attribute__((constructor)) static void init(void) {
@@ -157,8 +181,9 @@ __attribute__((constructor)) static void init(void) {
       bytes_table[after][value] = bytes_table[0][crc & 255] ^ crc >> 8;
     }
   }
-  fill_zeros(long_zeros, LONG);
-  fill_zeros(short_zeros, SHORT);
+  append(short_zeros, SHORT);
+  append_more(middle_zeros, short_zeros, MIDDLE / SHORT);
+  append_more(long_zeros, middle_zeros, LONG / MIDDLE);
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
