@@ -35,7 +35,7 @@ def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
 
 
 def test_lost_workers_of_an_elastic_job_leave_the_sums_and_others_join() -> None:
-    elastic.run(draws(30, 100), 1, hush)
+    elastic.run(draws(12, 100), 1, hush)
 
 
 @pytest.mark.long  # 14 CPU seconds; tests/e2e/test_failover.py restarts one reducer

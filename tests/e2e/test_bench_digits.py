@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.ps.digits import BARS, CASES, Result, format_row, mean, verdicts
 from tests.support.cluster import ROOT, environment
 from tests.support.frameworks import needs_extra
@@ -18,6 +20,7 @@ CASE = "slow: 3 of 4, drop, m = 4"
 GOOD = Result("a", 0.97, 1.0, 100, 0.0, True)
 
 
+@pytest.mark.long  # 11 CPU seconds; tests/e2e/test_tables.py has late workers
 def test_a_late_worker_is_left_out_and_the_others_learn(tmp_path: Path) -> None:
     options = ["--only", CASE, "--unit-ms", "10", "--json", str(tmp_path / "json")]
     done = subprocess.run(

@@ -38,6 +38,7 @@ def bench(module: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long  # 8 CPU seconds
 def test_lanes_and_workers_are_measured_beside_programs_in_c(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     options = ["--mib", "1", "--window-kib", "256", "--json", str(path)]

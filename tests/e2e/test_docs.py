@@ -130,7 +130,7 @@ PAGES = [
 
 
 # Each trains for 10 CPU seconds or more, and other tests train the same.
-AT_NIGHT = ("horovod", "parameter-server", "pytorch")
+AT_NIGHT = ("horovod", "hosted", "parameter-server", "pytorch")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.elastic_job import ElasticJob, ElasticWorker
+from tests.support.elastic_job import ENDLESS, ElasticJob, ElasticWorker
 from tests.support.frameworks import needs_extra
 
 pytestmark = needs_extra("torch")
 
 SAMPLES = 601
 MIB = 1 << 20
-ENDLESS = 1 << 40
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from bench.netlab import Lab, LabError, Nic, run_tool
 from tests.support.cluster import ROOT
+from tests.support.counts import LONG
 
 MACHINES = ("m0", "m1", "m2")
 PORT = 29_400
@@ -114,7 +115,8 @@ def test_machines_with_nothing_configured_host_their_reducers(lab: Lab, how: str
 
 def test_results_have_the_same_bits_with_any_number_of_dedicated_reducers(lab: Lab) -> None:
     digests, weights = set(), []
-    for count in range(4):
+    counts = (0, 1, 2, 3) if LONG else (1, 3)
+    for count in counts:
         with (
             dedicated(lab, count) as addresses,
             job(lab, REDUCER_ADDRS=addresses, REDUCER_JOB="j") as running,
@@ -124,7 +126,8 @@ def test_results_have_the_same_bits_with_any_number_of_dedicated_reducers(lab: L
             assert len(lines[0]["addresses"]) == count + (3 if count < 3 else 0)
             digests |= {end["digest"] for end in running.lines()}
     assert len(digests) == 1
-    assert weights == [[], [2, 1, 1, 1], [4, 4, 1, 1, 1], []]
+    expected = [[], [2, 1, 1, 1], [4, 4, 1, 1, 1], []]
+    assert weights == [expected[count] for count in counts]
 
 
 def test_a_hosted_reducer_that_is_killed_starts_again(lab: Lab) -> None:

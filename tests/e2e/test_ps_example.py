@@ -83,7 +83,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> tuple[re.Match[s
     "flags",
     [
         pytest.param("--steps 1500", marks=pytest.mark.long),
-        "--steps 250 --rate 0.05 --sync_replicas",
+        "--steps 150 --rate 0.05 --sync_replicas",
     ],
 )
 def test_a_killed_parameter_server_does_not_end_the_training(flags: str, tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from bench.netlab import LabError
 from tests.soak import Figures, Say, milliseconds
-from tests.support.elastic_job import ElasticJob, ElasticWorker
+from tests.support.elastic_job import ENDLESS, ElasticJob, ElasticWorker
 from tests.support.router import Router
 
 WORLD = 4
 REDUCERS = 2
 SILENCE = 1.0  # seconds; a worker that stands still or is cut off is lost then
 HARMS = ("kill", "kill", "kill", "stop", "cut")
-ENDLESS = 1 << 40
 
 
 class Crowd:

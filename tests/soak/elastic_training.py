@@ -17,12 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.soak import Figures, Say, milliseconds
-from tests.support.elastic_job import ElasticJob, ElasticWorker
+from tests.support.elastic_job import ENDLESS, ElasticJob, ElasticWorker
 from tests.support.elastic_trainer import DIGITS
 
 LEAST, MOST = 2, 4
 SILENCE = 3.0  # seconds; a worker that stands still is lost then. Four import torch beside others
-ENDLESS = 1 << 40
 TOLERANCE = 0.01
 HOUR = 3600.0  # for an undisturbed training of as many epochs
 HARMS = ("kill", "kill", "leave", "stop")

@@ -19,7 +19,7 @@ from tests.support.worker_storm import WorkerStorm
 ROUNDS = 100
 
 
-SEEDS = draws(3, 5)  # of a test
+SEEDS = draws(2, 5)  # of a test
 
 
 @pytest.mark.parametrize("first", range(0, draws(SEEDS, 100), SEEDS))
@@ -30,10 +30,10 @@ def test_no_storm_breaks_a_law(first: int) -> None:
         assert storm.laws.checked >= ROUNDS, "no freed chunk was checked"
 
 
-@pytest.mark.parametrize("first", range(0, draws(20, 1_000), 20))
+@pytest.mark.parametrize("first", range(0, draws(10, 1_000), 10))
 def test_ranks_that_are_lost_break_no_law(first: int) -> None:
     shrunk = mixed = 0
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         storm = WorkerStorm(seed)
         storm.run()
         shrunk, mixed = shrunk + storm.shrunk, mixed + storm.mixed
@@ -52,12 +52,23 @@ def broken(*rule: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", [*RULES, *OF_VIEWS])
+# They take 3 to 5 CPU seconds, the others 1.
+AT_NIGHT = ("redelivery", "telling_again", "origin")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, marks=[pytest.mark.long] * (rule in AT_NIGHT))
+        for rule in (*RULES, *OF_VIEWS)
+    ],
+)
 def test_a_missing_rule_shows(rule: str) -> None:
     ended = broken(rule)
     assert ended.returncode == 1 and ended.stdout.startswith("seed"), ended
 
 
+@pytest.mark.long  # 5 CPU seconds; the tests above run the same storms on the compiled core
 def test_with_all_its_rules_the_same_core_stands() -> None:
     ended = broken()
     assert (ended.returncode, ended.stdout) == (0, ""), ended
