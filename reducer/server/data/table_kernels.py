@@ -61,13 +61,13 @@ class TableKernels:
 
     def _apply(self, output: events.Apply) -> events.Applied:
         # Without memory the step is taken all the same. A worker that is still being sent the array
-        # finds the frame damaged by its checksum, and asks again.
-        try:  # suppress() is interpreted
-            self._prepare_change(output.parameters)
-            for slot in output.slots:
-                self._prepare_change(slot)
-        except MemoryError:
-            pass
+        # finds the frame damaged by its checksum, and asks again. Each array is prepared alone: no
+        # checksum of the others may outlive the step.
+        for changed in (output.parameters, *output.slots):
+            try:  # noqa: SIM105  # suppress() is interpreted
+                self._prepare_change(changed)
+            except MemoryError:
+                pass
         seen = self._kernels.apply(
             output.rule,
             output.elements,

@@ -89,6 +89,27 @@ def test_an_update_does_not_change_what_is_being_sent() -> None:
     asyncio.run(play())
 
 
+def test_without_memory_for_one_array_no_checksum_outlives_a_step() -> None:
+    """The parameters are still being sent and cannot be copied; the slot's checksum is known."""
+    pool = BufferPool(BUDGET)
+    parameters, gradient, slot = filled(pool, 1.0), filled(pool, 0.25), filled(pool, 0.5)
+    slot.crc, slot.summed = KERNELS.crc32c(slot.view[:SIZE]), SIZE
+
+    def prepare(buffer: Any) -> None:
+        pool.prepare_change(buffer)
+        if buffer is parameters:
+            raise MemoryError
+
+    sgd = SGD(1.0, convention="torch", momentum=0.5)
+    apply = events.Apply(
+        1, int(sgd.rule), COUNT, parameters, gradient, (slot,), tuple(sgd.scalars(1))
+    )
+    tables = TableKernels(KERNELS, pool.take, pool.give_back, prepare)
+    assert isinstance(tables.run(apply), events.Applied)
+    assert np.all(numbers(slot) == 0.5) and not slot.summed
+    assert not parameters.summed
+
+
 def test_an_update_needs_no_memory() -> None:
     def no_memory(buffer: Any) -> None:
         raise MemoryError
