@@ -379,10 +379,11 @@ def test_sums_of_float16_do_not_depend_on_order(kernels: KernelSet) -> None:
 
 
 def test_crc32c_equals_an_independent_one(kernels: KernelSet) -> None:
-    data = random.Random(2).randbytes(100_000)
+    data = random.Random(2).randbytes(410_000)
     assert kernels.crc32c(b"123456789") == 0xE3069283
     assert kernels.crc32c(b"") == 0
-    for size in [*range(70), 255, 767, 768, 769, 12_287, 12_288, 12_289, 100_000]:
+    stretches = [255, 767, 768, 769, 12_287, 12_288, 12_289, 100_000, 196_607, 196_608, 196_609]
+    for size in [*range(70), *stretches, 2 * 196_608 + 12_288 + 768 + 9]:
         expected = google_crc32c.value(data[:size])
         view = unaligned(data[:size])
         assert kernels.crc32c(view) == expected, size

@@ -26,6 +26,18 @@ def test_one_value_at_any_place_decides(kernels: KernelSet, count: int) -> None:
                 assert each.within(count, values, INF) == bool(np.isfinite(bad)), bad
 
 
+@pytest.mark.parametrize("count", [65_535, 65_536, 65_537, 131_073])
+def test_values_that_are_read_in_streams(kernels: KernelSet, count: int) -> None:
+    """A bad value on each side of the places where streams begin and end."""
+    values = np.zeros(count, np.float32)
+    edges = {edge + side for edge in range(0, count + 1, 16_384) for side in (-1, 0)}
+    for place in sorted(edges & set(range(count)) | {count - 1}):
+        assert kernels.within(count, values, LIMIT)
+        values[place] = INF
+        assert not kernels.within(count, values, LIMIT), place
+        values[place] = 0.0
+
+
 def test_nothing_is_within(kernels: KernelSet) -> None:
     for each in (kernels, _numpy):
         assert each.within(0, b"", LIMIT)
