@@ -5,7 +5,9 @@ Laws:
 - T14: the set of a step is decided once for all shards. A set that lost a member before the commit
   is followed by another one, with the next generation.
 - T15: a worker is left out of at most `bound` steps in a row; then the step waits for that worker.
-  This holds over a promotion, too: a history of means counts on it.
+  This holds over a promotion, too, and for a worker that was taken out and comes back: steps
+  without it count as steps that left it out, up to `bound`. A history of means counts on it. Of a
+  worker that comes back later than that, the count begins anew.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class StepOwner:
     """`step` is the open step; `set` its set, once it is decided.
 
     `excluded` and `taken`: how many steps each worker was left out of, and was in. `last_in`: by
-    worker, the last committed step whose set had the worker, or the step before the worker came.
+    worker, the last committed step whose set had the worker, or the step before the worker came. It
+    outlives the worker's absence.
     """
 
     def __init__(self, quorum: int, workers: int, bound: int) -> None:
@@ -119,9 +122,12 @@ class StepOwner:
 
     def join(self, worker: int) -> None:
         if worker not in self._members:
+            newest = self.step - 1
             # A promoted lane does not know since when a worker takes part that is in no set so far.
             is_strange = self._awaited == 0 and worker not in self._seen
-            self.last_in.setdefault(worker, 0 if is_strange else self.step - 1)
+            last = self.last_in.setdefault(worker, 0 if is_strange else newest)
+            if newest - last > self._bound and not is_strange:
+                self.last_in[worker] = newest
         self._members.add(worker)
         self._seen.add(worker)
 
@@ -135,7 +141,6 @@ class StepOwner:
         """The worker is lost or has left. Returns whether the set has changed."""
         self._members.discard(worker)
         self._entered.pop(worker, None)
-        self.last_in.pop(worker, None)
         if self.set is not None and worker in self.set.members:
             kept = [member for member in self.set.members if member != worker]
             self.set = None

@@ -291,3 +291,23 @@ class TestOwner:
         owner.begin_at(101)
         owner.enter(0, 101, 1)
         assert owner.set is not None
+    @pytest.mark.parametrize("away", [0, 1])
+    def test_steps_without_an_absent_worker_count(self, away: int) -> None:
+        owner = StepOwner(1, 2, 2)
+        for worker in (0, 1):
+            owner.join(worker)
+        owner.enter(0, 1, 1)
+        assert owner.commit(1, 0)
+        owner.leave(1)
+        for step in range(2, 2 + away):
+            owner.enter(0, step, 1)
+            assert owner.commit(step, 0)
+        owner.join(1)
+        for step in range(2 + away, 3):
+            owner.enter(0, step, 1)
+            assert owner.commit(step, 0)
+        owner.enter(0, 3, 1)
+        assert owner.set is None  # the steps 1 and 2 were without worker 1
+        owner.enter(1, 3, 1)
+        assert owner.set is not None and owner.set.members == (0, 1)
+
