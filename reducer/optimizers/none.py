@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import ClassVar, Final
 
 from reducer.optimizers.checks import Checks
@@ -36,8 +37,12 @@ class NoOptimizer:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The values before the newest, the latest first. No kernel changes them."""
-        return tuple([Slot(f"{age}_before", 0.0) for age in range(1, self.history)])
+        """The values before the newest, the latest first. No kernel changes them.
+
+        A value before the first one is NaN throughout: no mean is, so a reader sees that there is
+        no such value. Checkpoints and backups carry that with the arrays.
+        """
+        return tuple([Slot(f"{age}_before", nan) for age in range(1, self.history)])
 
     def scalars(self, step: int, lr: float | None = None) -> ReplaceScalars:
         """No scalars; ``lr`` is ignored. Raises ``OptimizerError`` if the step is below 1."""

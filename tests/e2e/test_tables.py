@@ -238,6 +238,19 @@ def test_a_late_gradient_is_carried_into_the_next(connect: Connect) -> None:
     assert np.array_equal(values(two), expected)
 
 
+def test_a_table_goes_on_from_a_version(connect: Connect) -> None:
+    ps = connect()
+    known: dict[str, Any] = {"optimizer": LEDGER, "mode": Async(staleness=0)}
+    assert ps.table("net", zeros(), **known, version=5).push(integers(1)).wait().version == 6
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (-1, ValueError), (1 << 62, ValueError), (2.0, TypeError), (True, TypeError),
+    ]  # fmt: skip
+    for version, kind in wrong:
+        with pytest.raises(kind, match=rf"table 'other': version={version}.*expected an int"):
+            ps.table("other", zeros(), **known, version=version)
+    assert ps.table("other", zeros(), **known).version == 0
+
+
 def test_a_pull_of_ssp_waits_for_the_slowest_worker(connect: Connect) -> None:
     fast, slow = (
         connect(worker, 2).table("net", zeros(), optimizer=LEDGER, mode=SSP(2))

@@ -39,6 +39,7 @@ from reducer_client.tables.shared import Shared, Timeout, as_seconds
 from reducer_client.tables.supervisor import Supervisor, step_of
 from reducer_client.tables.table import Table
 from reducer_client.tables.table_state import TableState
+from reducer_client.tables.versions import check_version
 from reducer_client.trust import Trust
 
 _CLOSE_SECONDS = 5.0  # for the receipts of pushes on their way
@@ -121,6 +122,7 @@ class ParameterServer:
         if self.worker is None:
             raise ValueError(f"table {name!r}: a reader cannot make it: use attach({name!r})")
         self._check_name(name)
+        check_version(f"table {name!r}", version)
         if not isinstance(optimizer, tuple(KINDS.values())):
             raise TypeError(
                 f"table {name!r}: optimizer={optimizer!r:.100}: expected one of reducer.optimizers "
@@ -138,7 +140,10 @@ class ParameterServer:
             versions = [version] * layout.shards
             first = FirstValues(self._shared, layout, self._number, [flat], versions)
         description = Description(layout, optimizer, wire, digest)
-        return self._register(description, first, as_seconds(timeout))
+        table = self._register(description, first, as_seconds(timeout))
+        if initial and version:
+            table.go_on_from(version)
+        return table
 
     def restore(
         self, image: TableImage, *, mode: GivenMode | None = None, timeout: Timeout | None = None

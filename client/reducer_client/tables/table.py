@@ -13,7 +13,7 @@ from reducer_client.arrays import Array
 from reducer_client.errors import StateLostError
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.tables.context import TableContext
-from reducer_client.tables.finite import is_within, name_bad_tensors
+from reducer_client.tables.finite import has_blank_shard, is_within, name_bad_tensors
 from reducer_client.tables.layout import Layout, Vector
 from reducer_client.tables.modes import Mode, WireMode
 from reducer_client.tables.pushes import not_finite
@@ -23,6 +23,7 @@ from reducer_client.tables.shared import Timeout, as_seconds
 from reducer_client.tables.staging import Staging
 from reducer_client.tables.table_state import TableState
 from reducer_client.tables.tally import Counts, Staleness
+from reducer_client.tables.versions import check_version
 
 _MOST_WEIGHT = MAX_WEIGHT >> 4  # of a push, so that it can carry others with it
 
@@ -250,9 +251,11 @@ class Table:
             version: from 0 on; a common step makes one.
             out, timeout: as for `pull`. After an error the contents of ``out`` are undefined.
 
-        Raises the errors of `pull`; StateLostError, with the reason "gone", for a version that the
-        table does not have any more.
+        Raises the errors of `pull`, and for a version that is no integer from 0 on; StateLostError,
+        with the reason "gone", for a version that the table does not have any more, and for one
+        before the version with which it began.
         """
+        check_version(f"pull_version of table {self.name!r}", version)
         flat, arrays = self._target(out)
         self._shared.check_process()
         limit = as_seconds(timeout)
@@ -267,10 +270,21 @@ class Table:
                 key=self.name,
                 reason="gone",
             )
+        if self._kept > 1 and has_blank_shard(self._layout, flat):
+            raise StateLostError(
+                f"table {self.name!r} has no version {version}: its values are NaN, as are those "
+                "before the version with which a table begins",
+                key=self.name,
+                reason="gone",
+            )
         return self._given(flat, arrays, out)
 
     def go_on_from(self, version: int) -> None:
-        """The next gradient is computed from the values of this version."""
+        """The next gradient is computed from the values of this version.
+
+        Raises TypeError or ValueError for a version that is no integer from 0 on.
+        """
+        check_version(f"go_on_from of table {self.name!r}", version)
         with self._shared.changed:
             self.has_seen([version] * self._layout.shards)
 

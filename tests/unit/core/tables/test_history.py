@@ -114,6 +114,31 @@ def test_a_restored_table_has_its_history() -> None:
     check(worker, 8)
 
 
+def has_begun_at(worker: TableWorker, newest: int) -> None:
+    """The table began at version 3: what would be older is no value."""
+    for version in range(3, newest + 1):
+        expected = FIRST if version == 3 else mean(version)
+        assert pulled(worker, version)[1].tobytes() == expected.tobytes()
+    for version in range(newest - HISTORY + 1, 3):
+        came, values = pulled(worker, version)
+        assert came == version and np.isnan(values).all()
+
+
+def test_a_table_that_begins_at_a_version_has_no_values_before_it() -> None:
+    lanes = TableLanes(A, B, C)
+    worker = led(lanes, 1, A, B, version=3)
+    has_begun_at(worker, 3)
+    step_on(lanes, worker, 1, 4)
+    has_begun_at(worker, 4)
+    lanes.kill(A)
+    lanes.tick(0.1)
+    second = led(lanes, 2, B, C, filling=True)
+    has_begun_at(second, 4)
+    lanes.tick(0.1)
+    lanes.kill(B)
+    has_begun_at(led(lanes, 3, C), 4)
+
+
 def test_a_history_needs_common_steps() -> None:
     worker = TableWorker(SimLane(), 0)
     worker.call(describe(NoOptimizer(2), mode="async"))
@@ -121,10 +146,12 @@ def test_a_history_needs_common_steps() -> None:
     assert refusal.code == ErrorCode.PROTOCOL and "needs the mode step" in refusal.message
 
 
-def led(lanes: TableLanes, term: int, *places: str, filling: bool = False) -> TableWorker:
+def led(
+    lanes: TableLanes, term: int, *places: str, filling: bool = False, version: int = 0
+) -> TableWorker:
     worker = lanes.lead(0, term, *places, filling=filling)
     worker.table(means())
-    worker.values(FIRST)
+    worker.values(FIRST, version=version)
     lanes.pump()
     return worker
 
@@ -284,13 +311,6 @@ class TestOwner:
         owner.enter(0, 11, 1)
         assert owner.set is None
 
-    def test_a_restored_table_waits_for_nobody_at_once(self) -> None:
-        owner = StepOwner(1, 2, 2)
-        for worker in (0, 1):
-            owner.join(worker)
-        owner.begin_at(101)
-        owner.enter(0, 101, 1)
-        assert owner.set is not None
     @pytest.mark.parametrize("away", [0, 1])
     def test_steps_without_an_absent_worker_count(self, away: int) -> None:
         owner = StepOwner(1, 2, 2)
@@ -311,3 +331,10 @@ class TestOwner:
         owner.enter(1, 3, 1)
         assert owner.set is not None and owner.set.members == (0, 1)
 
+    def test_a_restored_table_waits_for_nobody_at_once(self) -> None:
+        owner = StepOwner(1, 2, 2)
+        for worker in (0, 1):
+            owner.join(worker)
+        owner.begin_at(101)
+        owner.enter(0, 101, 1)
+        assert owner.set is not None
