@@ -16,6 +16,7 @@ import pytest
 
 import reducer_client
 from reducer.optimizers import SGD, Adagrad, Adam, AdamW, NoOptimizer, Optimizer
+from reducer.wire.codes import MAX_WEIGHT
 from reducer_client.errors import (
     AuthenticationError,
     ClosedError,
@@ -236,6 +237,28 @@ def test_a_late_gradient_is_carried_into_the_next(connect: Connect) -> None:
     mean = (flat(integers(2)) + flat(integers(3))) / np.float32(2)
     expected = flat(zeros()) - np.float32(3) * flat(integers(1)) - np.float32(3) * mean
     assert np.array_equal(values(two), expected)
+
+
+def test_carried_weights_have_a_limit(connect: Connect) -> None:
+    """A worker that comes back is late for steps that the bound does not count."""
+    most = MAX_WEIGHT // 16
+    one, two = (connect(worker, 2) for worker in range(2))
+    known: dict[str, Any] = {"optimizer": NoOptimizer(), "mode": KOfN(1, "carry", bound=1)}
+    table = one.table("net", zeros(), **known)
+    two.table("net", zeros(), **known)
+    two.close()
+    for _ in range(20):
+        assert table.push(integers(1)).wait().outcome == "applied"
+    late = connect(1, 2).table("net", zeros(), **known)
+    receipts = [late.push(integers(2), weight=most).wait() for _ in range(17)]
+    assert [each.outcome for each in receipts] == [*["carried"] * 15, "dropped", "carried"]
+    assert [each.weight for each in receipts] == [most * n for n in range(1, 17)] + [most]
+    late.pull()
+    receipt = late.push(integers(3)).wait()
+    assert (receipt.outcome, receipt.weight) == ("applied", most + 1)
+    many = connect(2).table("many", zeros(), **{**known, "mode": KOfN(1, "carry", bound=99)})
+    with pytest.raises(ValueError, match="from 1 to 10,485: a push may carry those of 99 steps"):
+        many.push(integers(1), weight=10_486)
 
 
 def test_a_table_goes_on_from_a_version(connect: Connect) -> None:

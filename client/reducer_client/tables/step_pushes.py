@@ -6,17 +6,20 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
-from reducer.wire.codes import Outcome
+from reducer.wire.codes import MAX_WEIGHT, Outcome
 from reducer.wire.header import Header
 from reducer.wire.table_messages import Notice, TableCall
 from reducer_client.errors import ReducerError
 from reducer_client.tables.calls import call_item
 from reducer_client.tables.context import TableContext
+from reducer_client.tables.modes import WireMode
 from reducer_client.tables.outgoing import Item
 from reducer_client.tables.pushes import Delivery, push_header, push_item
 from reducer_client.tables.receipts import Push, Receipt
 from reducer_client.tables.staging import Staging
 from reducer_client.tables.steps import Choice, Decided, Order, Say, SendGradient, Steps
+
+_MOST_WEIGHT = MAX_WEIGHT >> 4  # of a push
 
 
 class StepPushes:
@@ -25,14 +28,17 @@ class StepPushes:
     Pushes enter one after the other: a push waits until the lanes have applied the push before it,
     or until the push before it is in no step.
 
-    ``rate``: the learning rate of the newest set; -1 before the first set.
+    ``rate``: the learning rate of the newest set; -1 before the first set. ``most_weight``: the
+    greatest weight of a push, so that it can carry all pushes of the steps that left it out.
     """
 
-    def __init__(self, table: TableContext, steps: Steps, late: Literal["drop", "carry"]) -> None:
+    def __init__(self, table: TableContext, steps: Steps, wire: WireMode) -> None:
         self.rate = -1.0
+        carried = wire.bound if wire.late == "carry" else 0
+        self.most_weight = max(1, min(_MOST_WEIGHT, MAX_WEIGHT // (carried + 1)))
         self._table = table
         self._steps = steps
-        self._late = late
+        self._late = wire.late
         self._queue: deque[tuple[Push, Staging]] = deque()
         self._entered: tuple[Push, Staging] | None = None
         self._sent: Delivery | None = None  # the entered gradient, on its way
@@ -180,13 +186,22 @@ class StepPushes:
                 self._settle(push, staging, "applied", 0, step)
         else:
             outcome: Literal["carried", "dropped"] = "dropped"
-            if self._late == "carry":
+            if self._may_carry(staging):
                 outcome = "carried"
                 staging.uses += 1
                 self._carried.append(staging)
             self._settle(push, staging, outcome, max(0, version - step + 1), version)
         self._table.pool.release(staging)
         self._advance()
+
+    def _may_carry(self, staging: Staging) -> bool:
+        """Whether a late push can be in the next one. A worker that was taken out and has come back
+        is late more often than the bound says, and the weight of one push has a limit.
+        """
+        if self._late != "carry":
+            return False
+        weight = staging.weight + sum(each.weight for each in self._carried)
+        return weight + self.most_weight <= MAX_WEIGHT
 
     def _settle(
         self,

@@ -25,8 +25,6 @@ from reducer_client.tables.table_state import TableState
 from reducer_client.tables.tally import Counts, Staleness
 from reducer_client.tables.versions import check_version
 
-_MOST_WEIGHT = MAX_WEIGHT >> 4  # of a push, so that it can carry others with it
-
 
 class Table:
     """Named float32 tensors that the workers of a job share, and that the reducers update.
@@ -158,12 +156,18 @@ class Table:
         return push
 
     def _check_weight(self, weight: int) -> None:
-        most = 1 if self._state.steps is None else _MOST_WEIGHT
+        most = 1 if self._state.steps is None else self._state.steps.most_weight
         if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= most:
             raise ValueError(
                 f"table {self.name!r}, mode {self.mode}: weight={weight!r:.60}: expected an "
-                f"integer from 1 to {most:,}"
+                f"integer from 1 to {most:,}{self._why()}"
             )
+
+    def _why(self) -> str:
+        wire = self._state.description.wire
+        if wire.late != "carry":
+            return ""
+        return f": a push may carry those of {wire.bound:,} steps, to {MAX_WEIGHT:,} together"
 
     def _checked(self, base: Sequence[int]) -> list[int]:
         if len(base) != self._layout.shards:

@@ -45,7 +45,7 @@ class TableState:
             wire = description.wire
             needs_all = wire.quorum == wire.workers
             steps = Steps(context.worker, self.partitions, layout.owner, needs_all)
-            self.steps = StepPushes(context, steps, wire.late)
+            self.steps = StepPushes(context, steps, wire)
         else:
             self.pushes = Pushes(context)
 
