@@ -122,7 +122,8 @@ def test_a_table_that_keeps_too_few_means_is_refused(connect: Connect) -> None:
         means.Means(table, 0)
     all_of_them = KOfN(3, bound=4)
     table = ps.table("u", {"w": np.zeros(3, np.float32)}, optimizer=NoOptimizer(), mode=all_of_them)
-    assert means.Means(table, 0).version == 0  # nobody is left out
+    with pytest.raises(ValueError, match=r"the last 5"):  # a worker may be taken out, and come back
+        means.Means(table, 0)
 
 
 def one_weight(value: float = 0.0) -> Any:
@@ -306,11 +307,68 @@ def test_a_worker_comes_back_with_the_state_of_another(connect: Connect) -> None
     lost[1]._ps.close()
     steps(first, 3.0)
     again = loaded(state, connect(1), bound=2)
-    assert step(again, 4.0) == "dropped"
+    again[1].start()
     assert weights([first, again]) == [first[0].weight.item()] * 2 and again[1].version == 3
+    steps(first, 4.0, 5.0)  # while it computes its first gradient
+    assert step(again, 6.0) == "dropped"
+    assert weights([first, again]) == [first[0].weight.item()] * 2 and again[1].version == 5
     again[1]._ps.close()
     with pytest.raises(StateLostError, match="Load the state of a worker that goes on"):
         loaded(old, connect(1), bound=2)[1].start()
+
+
+def test_a_step_of_all_workers_goes_on_without_one_that_comes_back(connect: Connect) -> None:
+    from reducer_client.torch import QuorumOptimizer
+
+    first, second = pair(connect, k=2)
+    second[1]._ps.close()
+    steps(first, 1.0, 2.0)
+    model = one_weight(3.0)
+    sgd = type(first[1].optimizer)(model.parameters(), 1.0)
+    again = QuorumOptimizer(sgd, model, connect(1), k=2)
+    again.start()
+    assert again.version == 2 and model.weight.item() == first[0].weight.item() == 7.0
+
+
+def test_a_worker_without_the_checkpoint_of_the_others_is_refused(
+    connect: Connect, job: str
+) -> None:
+    model = one_weight(1.0)
+    whole = model, adam(model, connect(0, 1))
+    steps(whole, 1.0, -2.0)
+    with ThreadPoolExecutor(1) as pool:
+        first = loaded(saved(whole), connect(0, job=f"{job}-2"))
+        running = pool.submit(first[1].start)
+        forgot = one_weight(5.0)
+        with pytest.raises(StateLostError, match=r"has no version 0.*load one checkpoint"):
+            adam(forgot, connect(1, job=f"{job}-2")).start()
+        running.result(SECONDS)
+    assert forgot.weight.item() == 5.0
+    for version in (0, 1):
+        with pytest.raises(StateLostError, match="before the version with which a table begins"):
+            first[1].table.pull_version(version)
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (-1, ValueError),
+        (True, TypeError),
+        (1.0, TypeError),
+    ]
+    for version, kind in wrong:
+        with pytest.raises(kind, match=f"version={version}.*expected an int"):
+            first[1].table.pull_version(version)
+    assert first[1].table.pull_version(2)
+
+
+@pytest.mark.parametrize("weight", [1, 0])
+def test_a_refused_gradient_leaves_the_state_as_it_is(connect: Connect, weight: int) -> None:
+    first, _ = pair(connect)
+    steps(first, 2.0)
+    state = first[1].state_dict()
+    refused = ValueError if weight == 0 else NumericError
+    with pytest.raises(refused):
+        step(first, float("nan"), weight=weight)
+    assert first[1].state_dict() == state
+    steps(first, 3.0)
+    assert first[1].state_dict()["last_mean"] != state["last_mean"]
 
 
 def test_states_that_differ_are_refused(connect: Connect, job: str) -> None:
@@ -381,10 +439,12 @@ def test_what_does_not_fit_is_refused(connect: Connect) -> None:
     others = torch.optim.SGD(one_weight().parameters(), 0.1)
     step_lr = torch.optim.lr_scheduler.StepLR(others, 1)
     names = list(model.named_parameters())
+    lbfgs = torch.optim.LBFGS(model.parameters())
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "a bound of at most 7", lambda: QuorumOptimizer(sgd, model, ps, 1, bound=8)),
         (ValueError, "above the number of workers", lambda: QuorumOptimizer(sgd, model, ps, 3)),
         (TypeError, "expected a torch.optim", lambda: QuorumOptimizer(model, model, ps, 1)),  # type: ignore[arg-type]
+        (TypeError, "LBFGS", lambda: QuorumOptimizer(lbfgs, model, ps, 1)),
         (ValueError, "lacks 4 of the", lambda: QuorumOptimizer(others, model, ps, 1)),
         (ValueError, "2 of its parameters", lambda: QuorumOptimizer(sgd, names[:2], ps, 1)),
         (ValueError, "comes twice", lambda: QuorumOptimizer(sgd, [*names, names[0]], ps, 1)),

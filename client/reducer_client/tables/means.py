@@ -5,7 +5,8 @@ The table has no optimizer: it keeps the last means of gradients.
 Law: a worker applies every mean, in the order of the steps. So all workers that have applied
 version v of the table have done the same, however fast they are. A worker is left out of at most
 ``bound`` steps running, so the table needs the means of ``bound`` + 1 steps: the last one whose set
-had the worker, and those that left it out.
+had the worker, and those that left it out. That holds for a step of all workers, too: a worker that
+was taken out for a moment comes back.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Means:
     Args:
         table: a table with common steps and without an optimizer.
         version: the number of means that the worker has applied.
+        newest: a version that the table has reached.
 
     Attributes:
         version: the number of means that the worker has applied.
@@ -45,7 +47,7 @@ class Means:
     Raises ValueError if the table forgets a mean before each worker has it.
     """
 
-    def __init__(self, table: Table, version: int) -> None:
+    def __init__(self, table: Table, version: int, newest: int = 0) -> None:
         needed = _history(table.wire_mode)
         kept = table.optimizer.history if isinstance(table.optimizer, NoOptimizer) else 0
         if kept < needed:
@@ -58,7 +60,7 @@ class Means:
         self.table = table
         self.version = version
         self.receipt: Receipt | None = None
-        self._entered = version  # the step of the last gradient
+        self._known = max(version, newest)  # the table has this version, or a gradient makes it
         self._push: Push | None = None
         self._is_open = False
 
@@ -76,7 +78,7 @@ class Means:
         assert not self._is_open
         with _advised():
             self._push = self.table.push(gradients, copy=False, weight=weight)
-        self._entered = self.version + 1
+        self._known = max(self._known, self.version + 1)
         self._is_open = True
 
     def settle(self) -> None:
@@ -90,11 +92,12 @@ class Means:
             self._push = None
 
     def fetch(self, out: Mapping[str, Array]) -> bool:
-        """Fetch the mean after ``version`` into ``out``. False: the worker has all means.
+        """Fetch the mean after ``version`` into ``out``. False: the worker has all means that it
+        knows of.
 
         Raises the errors of `Table.pull_version`.
         """
-        if self.version >= max(self.table.step, self._entered):
+        if self.version >= max(self.table.step, self._known):
             self._is_open = False
             return False
         with _advised():
@@ -157,8 +160,8 @@ def join(
         table = ps.table(
             name, values, optimizer=optimizer, mode=mode, initial=brings, version=version
         )
-        taken = _compare(ps, table, values, version, last_mean, takes_over)
-    return Means(table, version), taken
+        taken, newest = _compare(ps, table, values, version, last_mean, takes_over)
+    return Means(table, version, newest), taken
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
@@ -176,8 +179,11 @@ def _compare(
     version: int,
     last_mean: str,
     takes_over: bool,
-) -> dict[str, Array] | None:
-    """Compare this worker with the table's value of its version."""
+) -> tuple[dict[str, Array] | None, int]:
+    """Compare this worker with the table's value of its version.
+
+    Returns what it must take over, and the table's version.
+    """
     who = f"worker {ps.worker} of table {table.name!r}"
     newest = min(table.pull_arrays([table.layout.empty_vector()]))
     if version > newest:
@@ -187,9 +193,9 @@ def _compare(
     found = table.pull_version(version)
     own = {name: np.asarray(value, np.float32) for name, value in values.items()}
     if digest(found) in (digest(own), last_mean):
-        return None
+        return None, newest
     if version == 0 and takes_over:
-        return found
+        return found, newest
     text = f"{who} has other parameters at version {version} than the other workers: "
     if version == 0:
         text += "call start() before the first gradient is computed, or use one seed on all workers"
@@ -197,8 +203,8 @@ def _compare(
 
 
 def _history(wire: WireMode) -> int:
-    """How many means a worker may be short of. A step of all workers waits for each of them."""
-    return 1 if wire.quorum == wire.workers else wire.bound + 1
+    """How many means a worker may be short of."""
+    return wire.bound + 1
 
 
 @contextmanager

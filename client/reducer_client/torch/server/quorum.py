@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from reducer_client.arrays import Array
 from reducer_client.tables import Counts, KOfN, ParameterServer, Receipt, Table
 from reducer_client.tables.means import Means, digest, history_for, join
 from reducer_client.tables.modes import MOST_LEFT_OUT, Late
@@ -81,6 +82,7 @@ class QuorumOptimizer:
         self._means: Means | None = None
         self._start = (0, "")  # the version, and the digest of its mean
         self._vector = Vector(self._parameters)  # a gradient, then means
+        self._has_mean = False  # whether the vector is the mean of `version`
 
     def __repr__(self) -> str:
         kind = type(self.optimizer).__name__
@@ -116,12 +118,14 @@ class QuorumOptimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
+    @torch.no_grad()
     def start(self) -> None:
-        """Begin to take part. The first `step` does so, too.
+        """Begin to take part, and apply all means up to the newest. The first `step` does so, too.
 
         Call it before the first gradient is computed, and after `load_state_dict`: workers that
-        begin at version 0 take over the parameters of worker 0. The first step takes nothing over.
-        The first worker waits until worker 0 has come.
+        begin at version 0 take over the parameters of worker 0. The first step takes nothing over,
+        and its gradient is late if the others are ahead. The first worker waits until worker 0 has
+        come.
 
         Raises:
             ValueError: this worker takes part already.
@@ -132,7 +136,7 @@ class QuorumOptimizer:
         """
         if self._means is not None:
             raise ValueError(f"table {self._name!r}: this worker takes part already")
-        self._join(takes_over=True)
+        self._catch_up(self._join(takes_over=True))
 
     @overload
     def step(self, closure: None = None, *, weight: int = 1) -> None: ...
@@ -168,22 +172,31 @@ class QuorumOptimizer:
                 loss = closure()
         means = self._means or self._join(takes_over=False)
         if not means.is_open:
+            self._has_mean = False  # from here on, though the gradient may be refused
             self._vector.gather(weight)
             means.give(self._vector.arrays, weight)
         means.settle()
+        self._catch_up(means)
+        return loss
+
+    def _catch_up(self, means: Means) -> None:
+        """Apply all means up to the newest."""
+        has_mean, self._has_mean = self._has_mean, False
         while means.fetch(self._vector.arrays):
             self._vector.scatter_gradients()
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
             means.applied()
-        return loss
+            has_mean = True
+        self._has_mean = has_mean
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizer and the scheduler, and the version.
 
         Save it with the model's: together they are a worker. The states of all workers that have
-        the same version are equal. Raises ValueError after a step that was not finished.
+        the same version are equal. Raises ValueError after a step that was not finished. After a
+        refused gradient it fetches the last mean again, and may raise the errors of `step`.
         """
         version, last_mean = self._start
         if self._means is not None:
@@ -192,10 +205,17 @@ class QuorumOptimizer:
                     f"table {self._name!r}: the last step was not finished: call step() again"
                 )
             if self._means.version > version:
-                version, last_mean = self._means.version, digest(self._vector.arrays)
+                version, last_mean = self._means.version, digest(self._last_mean(self._means))
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         values = (self.optimizer.state_dict(), scheduler, version, last_mean)
         return dict(zip(_OWN, values, strict=True))
+
+    def _last_mean(self, means: Means) -> dict[str, Array]:
+        """The mean of the worker's version, fetched anew if a refused gradient is in its place."""
+        if not self._has_mean:
+            means.table.pull_version(means.version, self._vector.arrays)
+            self._has_mean = True
+        return self._vector.arrays
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state, and from the model of the same moment.
@@ -242,6 +262,11 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: list[Named]) 
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "optimizer: LBFGS computes the loss several times in a step, and the workers exchange "
+            "one gradient: expected an optimizer whose step needs no closure"
         )
     given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     known = {id(each.parameter): each.name for each in parameters}
