@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,23 @@ def test_a_table_goes_on_from_a_version(connect: Connect) -> None:
         with pytest.raises(kind, match=rf"table 'other': version={version}.*expected an int"):
             ps.table("other", zeros(), **known, version=version)
     assert ps.table("other", zeros(), **known).version == 0
+
+
+def test_a_checkpoint_brings_no_values_that_never_were(
+    connect: Connect, job: str, tmp_path: Path
+) -> None:
+    known: dict[str, Any] = {"optimizer": NoOptimizer(4), "mode": KOfN(1)}
+    ps = connect()
+    ps.table("net", zeros(), **known, version=7).push(integers(1)).wait()
+    ps.save(tmp_path)
+    table = connect(job=f"{job}-2").load(tmp_path)["net"]
+    assert np.array_equal(flat(table.pull_version(8)), flat(integers(1)))
+    assert np.array_equal(flat(table.pull_version(7)), flat(zeros()))
+    for version, text in ((6, "has no version 6"), (5, "has no version 5"), (4, "any more")):
+        with pytest.raises(StateLostError, match=text):
+            table.pull_version(version)
+    table.push(integers(2)).wait()
+    assert np.array_equal(flat(table.pull_version(7)), flat(zeros()))
 
 
 def test_a_pull_of_ssp_waits_for_the_slowest_worker(connect: Connect) -> None:

@@ -78,8 +78,9 @@ class Table:
                 many pushes are in flight. None means the parameter server's ``timeout``.
             base: the value of `base` after the pull from which the gradient was computed, by
                 default after the last pull. Not used in common steps.
-            weight: in common steps, of how many gradients this is the sum. The mean of a step is
-                the sum of its pushes, divided by the sum of their weights.
+            weight: in common steps, of how many gradients this is the sum: 65,536 at most, and with
+                ``KOfN(k, "carry", bound)`` 1,048,576 / (bound + 1). The mean of a step is the sum
+                of its pushes, divided by the sum of their weights.
 
         Raises:
             ValueError: names are missing or unknown, a shape differs, or the weight is out of
