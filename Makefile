@@ -104,9 +104,9 @@ bytecode: $(STAMP)
 	@$(BIN)/python -c "import tests.support.warm"
 	@$(BIN)/python -m pytest -q $(TESTS) -k any_text_is_read_or_refused > /dev/null || true
 
-# Files in the order of tests/conftest.py. Many tests wait, so two cores carry six of them.
+# Files in the order of tests/conftest.py. Many tests wait, so two cores carry four of them.
 pytest:
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 6 $(BY_FILE) $(TESTS)
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) $(TESTS)
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
