@@ -46,6 +46,7 @@ class Link(LinkEvents):
         self._wait = FIRST_WAIT
         self._beat_at = 0.0
         self._heard_at = 0.0
+        self._linked_at = 0.0
         self._is_lost = False
         self._is_whole = False  # whether the place has everything
 
@@ -93,19 +94,24 @@ class Link(LinkEvents):
         self._wait_and_tell(reason, now, out)
 
     def disconnected(self, reason: str, now: float, out: list[Output]) -> None:
-        """The connection broke and is made again. A place that followed is not lost yet."""
+        """The connection broke and is made again. A place that followed is not lost yet.
+
+        It is dialed at once: a process that has died refuses, and the workers can name another.
+        """
         self._session = 0
         if self._chain.session is None:
             self._wait_and_tell(reason, now, out)
         else:
-            self._next_try = now + FIRST_WAIT
+            has_lasted = now - self._linked_at > LONGEST_WAIT
+            self._next_try = now if has_lasted else now + FIRST_WAIT
         self._chain.unlinked()
+        self.maybe_dial(now, out)
 
     def notice(self, notice: Notice, now: float, out: list[Output]) -> None:
         """The answer to `follow`. Raises ProtocolError for any other notice."""
         if notice.call != "follow":
             raise ProtocolError(f"the notice {notice.call} came on a link between lanes")
-        self._heard_at = now
+        self._heard_at = self._linked_at = now
         self._wait = FIRST_WAIT
         self._is_lost = False
         self._chain.linked(self._session, notice.version, now, out)

@@ -138,6 +138,21 @@ def test_a_link_that_breaks_is_dialed_again_and_nobody_is_told() -> None:
     assert not primary.is_alone()
 
 
+def test_a_link_that_has_lasted_is_dialed_again_at_once() -> None:
+    """The reducer may have died, and changes wait until the workers know."""
+    primary = Primary()
+    primary.follow()
+    for _ in range(4):
+        primary.lane.tick(0.2)
+        primary.link.send(heartbeat())
+    primary.link.disconnect()
+    assert primary.lane.dials and not primary.is_alone()
+    primary.link = primary.dialed()
+    primary.follow()
+    primary.link.disconnect()
+    assert not primary.lane.dials, "a connection that ends at once has a wait"
+
+
 def test_a_backup_that_does_not_answer_is_told() -> None:
     primary = Primary()
     primary.lane.tick(0.9)
