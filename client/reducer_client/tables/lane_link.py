@@ -43,9 +43,6 @@ from reducer_client.tables.shared import Shared, logger
 FIRST_WAIT = 0.02  # seconds before the next attempt to connect, doubled each time
 LONGEST_WAIT = 0.5
 HEARTBEAT = 1.0  # seconds; at most a quarter of the silence that counts as a lost connection
-# A partition may move to its backup after this many failed attempts to connect in a row. Before it
-# moves, its primary is asked once more.
-SUSPECT_AFTER = 1
 CLOSE_SECONDS = 1.0  # time to send BYE
 # The link ends after so many connections in a row that end by damaged bytes, or by an error that
 # may come from damaged bytes, each within LONG_LIVED seconds and without progress.
@@ -123,7 +120,6 @@ class LaneLink:
         self._limits = limits
         self._down_since = time.monotonic()
         self._wait = 0.0  # seconds before the next attempt to connect
-        self._failures = 0  # attempts to connect since the last connection
         self._damages = 0
         self._inbox: Inbox | None = None  # the inbox of the newest connection
         self._opened_at = 0.0
@@ -189,8 +185,6 @@ class LaneLink:
         with self._shared.changed:
             self._is_moved = False
             place = self._find_place()
-            if place.term != self.place.term:
-                self._failures = 0
             self.place = place
         return self._dialer_to(self.place).dial(self._seconds_to_dial())
 
@@ -224,10 +218,8 @@ class LaneLink:
         if was_up:
             self._down_since = time.monotonic()
             logger.info("%s: the connection is lost: %s", self.where, error)
-        else:
-            self._failures += 1
         self.cause = str(error) or type(error).__name__
-        self._maybe_suspect(error)
+        self._maybe_suspect(error, was_up)
         self._check_passing(error)
         if self._left() <= 0:
             raise ReducerUnavailableError(
@@ -238,11 +230,14 @@ class LaneLink:
         self._wait = min(LONGEST_WAIT, 2 * self._wait or FIRST_WAIT)
         self._sleep(min(self._wait * random.uniform(0.5, 1.0), max(0.0, self._left())))
 
-    def _maybe_suspect(self, error: Exception) -> None:
+    def _maybe_suspect(self, error: Exception, was_up: bool) -> None:
+        """A lost connection is no suspicion, but an attempt to connect that fails is one: before
+        the partition moves, its primary is asked once more.
+        """
         if not self.place.term:
             return
         has_lost_state = isinstance(error, _MovedError) and error.code == ErrorCode.STATE_LOST
-        if has_lost_state or isinstance(error, _SilentError) or self._failures >= SUSPECT_AFTER:
+        if has_lost_state or isinstance(error, _SilentError) or not was_up:
             with self._shared.changed:
                 self._events.suspected(self, has_lost_state)
 
@@ -342,7 +337,6 @@ class LaneLink:
         self.opened = notice
         self.cause = ""
         self._wait = 0.0
-        self._failures = 0
         self._opened_at = time.monotonic()
 
     def _raise_if_passing(self, code: int, message: str) -> None:
