@@ -280,6 +280,19 @@ def test_a_learning_rate_holds_from_its_number_on() -> None:
     assert np.array_equal(worker.pull_all(), -ONES)
 
 
+def test_a_learning_rate_changes_in_the_middle_of_a_push() -> None:
+    worker = table_of(SimLane())
+    first, *others = worker.shards()
+    worker.call(TableCall("rate", name="net", rate=0.5, number=1))
+    worker.push(0, ONES[first], 1)
+    worker.call(TableCall("rate", name="net", rate=0.25, number=2))
+    for number, place in enumerate(others, 1):
+        worker.push(number, ONES[place], 1)
+    expected = -0.25 * ONES
+    expected[first] = -0.5
+    assert np.array_equal(worker.pull_all(), expected)
+
+
 def test_restored_slots_and_versions() -> None:
     lane = SimLane()
     worker = TableWorker(lane, 0)

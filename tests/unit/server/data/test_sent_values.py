@@ -110,6 +110,29 @@ def test_without_memory_for_one_array_no_checksum_outlives_a_step() -> None:
     assert not parameters.summed
 
 
+def test_a_checksum_does_not_outlive_its_bytes() -> None:
+    """A buffer that was a table's is given back, and then holds the first values of another."""
+
+    async def play() -> None:
+        pool = BufferPool(BUDGET)
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, pool, 10.0)
+        sink, connection = Slow(), shell.connection()
+        connection.connection_made(sink)
+        before = filled(pool, 1.0)
+        assert not shell.executor.run([value_of(connection.session, 1, before)])
+        await asyncio.sleep(0)
+        sink.held.clear()
+        pool.give_back(before)
+        again = filled(pool, 2.0)
+        assert again is before, "the pool has given another buffer"
+        assert not shell.executor.run([value_of(connection.session, 1, again)])
+        await asyncio.sleep(0)
+        ((head, payload),) = sink.frames()
+        assert KERNELS.crc32c(payload) == head.payload_crc
+
+    asyncio.run(play())
+
+
 def test_an_update_needs_no_memory() -> None:
     def no_memory(buffer: Any) -> None:
         raise MemoryError
