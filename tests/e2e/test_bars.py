@@ -25,6 +25,7 @@ from tests.soak import (
 )
 from tests.soak.training import Training
 from tests.support.counts import draws
+from tests.support.elastic_job import SLOW
 from tests.support.ranks import join, start_ranks
 from tests.support.reducers import Reducers
 from tests.support.wait import AT_ONCE, SILENT_SECONDS
@@ -35,7 +36,7 @@ def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
 
 
 def test_lost_workers_of_an_elastic_job_leave_the_sums_and_others_join() -> None:
-    elastic.run(draws(12, 100), 1, hush)
+    elastic.run(draws(12, 100), 1, hush, SLOW)
 
 
 @pytest.mark.long  # 14 CPU seconds; tests/e2e/test_failover.py restarts one reducer

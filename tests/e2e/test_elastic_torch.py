@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.elastic_job import ENDLESS, ElasticJob, ElasticWorker
+from tests.support.elastic_job import ENDLESS, SLOW, ElasticJob, ElasticWorker
 from tests.support.frameworks import needs_extra
 
 pytestmark = needs_extra("torch")
@@ -29,7 +29,8 @@ def start(job: ElasticJob, count: int, **options: object) -> list[ElasticWorker]
 
 def add(job: ElasticJob, name: int, **options: object) -> ElasticWorker:
     """A worker that trains until `end`."""
-    return job.start(name, **{"steps": ENDLESS, "end": str(job.folder / "end"), **options})
+    endless = {"steps": ENDLESS, "pause": SLOW, "end": str(job.folder / "end")}
+    return job.start(name, **{**endless, **options})
 
 
 def end(job: ElasticJob, *workers: ElasticWorker) -> None:

@@ -27,9 +27,10 @@ HARMS = ("kill", "kill", "kill", "stop", "cut")
 class Crowd:
     """Four workers, each on a host of its own where there are namespaces."""
 
-    def __init__(self, job: ElasticJob, rng: random.Random) -> None:
+    def __init__(self, job: ElasticJob, rng: random.Random, pause: float) -> None:
         self.job = job
         self.rng = rng
+        self.pause = pause
         self.count = 0
         self.by_place = {place: self.start(place) for place in range(WORLD)}
         job.wait_for_step(list(self.by_place.values()), 5)
@@ -39,7 +40,7 @@ class Crowd:
         self.count += 1
         return self.job.start(
             self.count - 1, workers=WORLD, steps=ENDLESS, namespace=namespace,
-            end=str(self.job.folder / "end"),
+            pause=self.pause, end=str(self.job.folder / "end"),
         )  # fmt: skip
 
     def harm(self, how: str, place: int) -> None:
@@ -105,13 +106,13 @@ def _job(folder: Path) -> Iterator[ElasticJob]:
             yield job
 
 
-def run(count: int, seed: int, say: Say) -> Figures:
-    """`count` workers are lost, one or two at a time."""
+def run(count: int, seed: int, say: Say, pause: float = 0.01) -> Figures:
+    """`count` workers are lost, one or two at a time. `pause`: seconds after each step."""
     rng = random.Random(seed)
     took: dict[str, list[float]] = {how: [] for how in HARMS}
     joins: list[float] = []
     with tempfile.TemporaryDirectory() as folder, _job(Path(folder)) as job:
-        crowd = Crowd(job, rng)
+        crowd = Crowd(job, rng, pause)
         lost = 0
         while lost < count:
             how = rng.choice(HARMS)

@@ -17,6 +17,9 @@ from tests.support.ports import free_ports
 from tests.support.router import Router
 
 ENDLESS = 1 << 40  # steps of a worker that is ended
+# Seconds after each step of a worker without an end. With less, such workers take the cores from
+# the workers that a test waits for.
+SLOW = 0.05
 PATIENCE = 60.0
 
 
@@ -113,10 +116,8 @@ class ElasticJob:
         self.daemons[0].kill()
 
     def start(self, name: int, **options: Any) -> ElasticWorker:
-        """Workers without an end go slowly: they would take the cores from those that come."""
-        pause = 0.05 if options.get("steps", 0) >= ENDLESS else 0.01  # seconds after each step
         worker = ElasticWorker(self.folder, name, self._program, {
-            "addresses": self.addresses, "job": "elastic", "name": name, "pause": pause,
+            "addresses": self.addresses, "job": "elastic", "name": name, "pause": 0.01,
             "join_timeout": 40.0, "worker_silence": self.silence, **options,
         })  # fmt: skip
         self.workers.append(worker)
