@@ -52,7 +52,7 @@ def connect(addresses: list[str], job: str) -> Iterator[Connect]:
 
 
 def check(lines: list[tuple[int, Line]]) -> None:
-    """All workers have the same bits at the same version: those of one process."""
+    """Workers at one version have the same bits, and so has a process with all their gradients."""
     from tests.support.quorum_worker import STEPS, replay
 
     expected = replay(lines)
@@ -135,7 +135,7 @@ def one_weight(value: float = 0.0) -> Any:
 
 
 def pair(connect: Connect, **options: Any) -> list[tuple[Any, QuorumOptimizer]]:
-    """Two workers with plain SGD of rate 1 and one weight, which start with that of worker 0."""
+    """Two workers train one weight with plain SGD of rate 1, and begin with worker 0's weight."""
     import torch
 
     from reducer_client.torch import QuorumOptimizer
@@ -389,7 +389,7 @@ def test_states_that_differ_are_refused(connect: Connect, job: str) -> None:
         with pytest.raises(MismatchError, match="other parameters at version 1"):
             other[1].start()
         running.result(SECONDS)
-    with pytest.raises(ValueError, match="expected that of a QuorumOptimizer"):
+    with pytest.raises(ValueError, match="expected the state of a QuorumOptimizer"):
         loaded(states[0], connect(0, 1, job=f"{job}-3"))[1].load_state_dict({"state": {}})
 
 

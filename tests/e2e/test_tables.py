@@ -258,7 +258,7 @@ def test_carried_weights_have_a_limit(connect: Connect) -> None:
     receipt = late.push(integers(3)).wait()
     assert (receipt.outcome, receipt.weight) == ("applied", most + 1)
     many = connect(2).table("many", zeros(), **{**known, "mode": KOfN(1, "carry", bound=99)})
-    with pytest.raises(ValueError, match="from 1 to 10,485: a push may carry those of 99 steps"):
+    with pytest.raises(ValueError, match="from 1 to 10,485: a push may carry 99 late ones"):
         many.push(integers(1), weight=10_486)
 
 

@@ -109,7 +109,7 @@ class ParameterServer:
             mode: ``"async"``, ``"sync"``, `Async`, `SSP`, `Sync` or `KOfN`.
             initial: False: this worker brings no first values; only the shapes of ``tensors``
                 count. A pull then waits until another worker has brought them.
-            version: the version of the first values, above 0 for those of a checkpoint.
+            version: the version of the first values: above 0 if they are from a checkpoint.
             timeout: seconds; None means the parameter server's ``timeout``.
 
         Raises:

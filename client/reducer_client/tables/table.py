@@ -168,7 +168,8 @@ class Table:
         wire = self._state.description.wire
         if wire.late != "carry":
             return ""
-        return f": a push may carry those of {wire.bound:,} steps, to {MAX_WEIGHT:,} together"
+        together = f"and together they weigh {MAX_WEIGHT:,} at most"
+        return f": a push may carry {wire.bound:,} late ones, {together}"
 
     def _checked(self, base: Sequence[int]) -> list[int]:
         if len(base) != self._layout.shards:

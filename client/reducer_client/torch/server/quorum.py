@@ -147,8 +147,8 @@ class QuorumOptimizer:
         """Give the gradients to the open step, wait for its end, and apply all means up to the
         newest.
 
-        ``receipt`` then tells whether the step has this worker's gradient. The gradients of the
-        parameters are those of the last mean afterwards.
+        ``receipt`` then tells whether the step has this worker's gradient, and the gradients of the
+        parameters are the last mean.
 
         Args:
             closure: computes the gradients, and returns the loss.
@@ -223,8 +223,7 @@ class QuorumOptimizer:
         All workers of a new run load the same state. A worker that was started again loads the
         state of a worker that goes on.
 
-        Raises ValueError if this worker takes part already, and for a state that is no
-        `QuorumOptimizer`'s.
+        Raises ValueError if this worker takes part already, and for the state of another optimizer.
         """
         if self._means is not None:
             raise ValueError(
@@ -232,7 +231,7 @@ class QuorumOptimizer:
             )
         if not state_dict.keys() >= set(_OWN):
             raise ValueError(
-                f"state_dict: expected that of a QuorumOptimizer, with {', '.join(_OWN)}"
+                f"state_dict: expected the state of a QuorumOptimizer, with {', '.join(_OWN)}"
             )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         if self.scheduler is not None and state_dict["scheduler"] is not None:

@@ -237,7 +237,7 @@ def test_a_promoted_owner_knows_whom_the_step_must_wait_for() -> None:
 
 
 def test_a_promoted_owner_waits_for_workers_that_connect_late() -> None:
-    """Else the first two could take any number of steps, and leave the third without the means."""
+    """Otherwise two workers could take any number of steps, and the third would lack the means."""
     lanes = TableLanes(A, B)
     workers = three(lanes, 1, A, B)
     for step in (1, 2):
