@@ -37,7 +37,7 @@ _NATIVE: dict[tuple[str, int], DType] = {
     ("u", 8): DType.UINT64,
 }
 _NAMED: dict[str, DType] = {dtype.name.lower(): dtype for dtype in NOT_IN_NUMPY}
-SUPPORTED = ", ".join(d.name.lower() for d in DType)
+SUPPORTED = ", ".join(DType(d).name.lower() for d in ITEM_SIZES)
 
 
 def find_dtype(dtype: AnyDtype) -> DType | None:

@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 4
+PROTOCOL_MINOR: Final = 5
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
@@ -89,8 +89,31 @@ class DType(IntEnum):
     UINT64 = 10
     FLOAT8_E4M3FN = 11
     FLOAT8_E5M2 = 12
+    # Blocks of float32, quantised; the result is in the same dtype, or in bfloat16. Since minor 5.
+    INT8_BLOCKS = 13
+    FLOAT8_E4M3FN_BLOCKS = 14
+    E3M0_BLOCKS = 15
+    INT8_BLOCKS_TO_BFLOAT16 = 16
+    FLOAT8_E4M3FN_BLOCKS_TO_BFLOAT16 = 17
+    E3M0_BLOCKS_TO_BFLOAT16 = 18
 
 
+# Elements in one block of a dtype in BLOCKS; the last block of a chunk may have fewer.
+BLOCK_ELEMENTS: Final = 256
+TO_BFLOAT16: Final = frozenset(
+    (
+        DType.INT8_BLOCKS_TO_BFLOAT16,
+        DType.FLOAT8_E4M3FN_BLOCKS_TO_BFLOAT16,
+        DType.E3M0_BLOCKS_TO_BFLOAT16,
+    )
+)
+BLOCKS: Final = frozenset(
+    (DType.INT8_BLOCKS, DType.FLOAT8_E4M3FN_BLOCKS, DType.E3M0_BLOCKS, *TO_BFLOAT16)
+)
+BLOCKS_MINOR: Final = 5  # the minor version that brought them
+
+
+# Bytes of an element, of every dtype but BLOCKS (sizes.py).
 ITEM_SIZES: dict[int, int] = {
     DType.FLOAT32: 4,
     DType.FLOAT64: 8,

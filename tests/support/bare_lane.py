@@ -85,7 +85,7 @@ class CoreLane:
         for event in arrived:
             for output in handle(event, 0.0):
                 if type(output) is events.Finish:
-                    handle(events.Reduced(output.run, output.work, 0, 0, NO_RANK), 0.0)
+                    handle(events.Reduced(output.run, output.work, None, 0, 0, NO_RANK), 0.0)
                 elif type(output) is events.Fold:
                     handle(events.Folded(output.run, output.work, None, 0, NO_RANK), 0.0)
 

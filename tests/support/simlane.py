@@ -14,10 +14,11 @@ from reducer.server.data.executor import failure_of, folded, reduced
 from reducer.server.data.table_kernels import TableKernels
 from reducer.server.pipe.reports import put_together
 from reducer.server.pipe.snapshot import LaneNumbers, LaneReport, Snapshot, Usage
-from reducer.wire.codes import CHUNK_KINDS, ITEM_SIZES, MAX_REDUCERS, Flag, MessageKind
+from reducer.wire.codes import CHUNK_KINDS, MAX_REDUCERS, Flag, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
+from reducer.wire.sizes import result_bytes
 
 KIND_OFFSET = 5  # where a header has the kind of its frame
 
@@ -332,14 +333,16 @@ class SimLane:
         return folded(output, taken, seen)
 
     def _finish(self, output: events.Finish) -> events.Reduced:
-        acc = output.acc
-        out = output.out.view
+        acc, taken = output.acc, None
+        size = result_bytes(output.sum.dtype, output.sum.count)
+        if output.out is None:
+            taken = self.take(size)
+        out = (taken or _of(output.out)).view
         seen = self.kernels.finish(
             output.sum.op, output.sum.dtype, output.sum.count, output.sum.world,
             acc.view if acc is not None else None, list(_views(output.parts)), out,
         )  # fmt: skip
-        size = output.sum.count * ITEM_SIZES[output.sum.dtype]
-        return reduced(output, self.kernels.crc32c(out[:size]), seen)
+        return reduced(output, taken, self.kernels.crc32c(out[:size]), seen)
 
 
 def _not_busy(buffer: Any) -> None:

@@ -287,8 +287,8 @@ class Worker:
             cost = plan.cost(chunk)
             while cost + sum(c for of, c in self._unanswered.values() if of == lane) > self._credit:
                 self.poll()
-            start = chunk * plan.chunk_elements * plan.item
-            data = raw[start : start + plan.bytes(chunk)]
+            start = chunk * plan.sent.bytes(plan.chunk_elements)
+            data = raw[start : start + plan.sends(chunk, self.rank, 0)]
             header = Header(
                 MessageKind.CONTRIBUTION, dtype=_DTYPES[array.dtype.name], op=op,
                 collective=Collective.ALL_REDUCE, rank=self.rank, chunk=chunk, key=key,
@@ -317,8 +317,10 @@ class Worker:
         out = bytearray(like.nbytes)
         for place in wanted:
             payload = self.results.pop(place).payload
-            start = place[2] * plan.chunk_elements * plan.item
-            out[start : start + plan.bytes(place[2])] = payload if payload is not None else b""
+            start = place[2] * plan.received.bytes(plan.chunk_elements)
+            out[start : start + plan.result_bytes(place[2])] = (
+                payload if payload is not None else b""
+            )
         self._done[key] = position(round_ + 1, 0)
         return bytes(out)
 

@@ -120,6 +120,14 @@ def frames() -> dict[str, bytes]:
             contribution.replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
         ),
         "contribution_bits": frame(bits, bytes(range(64))),
+        "contribution_blocks": frame(
+            contribution.replace(dtype=DType.E3M0_BLOCKS, flags=1, count=3, chunk=0),
+            b"\x00\x00\x00\x40\xf7\x0e",
+        ),
+        "result_blocks": frame(
+            result.replace(dtype=DType.INT8_BLOCKS_TO_BFLOAT16, flags=0, count=2, chunk=0),
+            b"\x80\x3f\x00\x40",
+        ),
         "contribution_held": frame(held, bytes(range(64))),
         "result_of_origin": frame(result.replace(done=4), bytes(range(63, -1, -1))),
         "result": frame(result, bytes(range(63, -1, -1))),
@@ -267,6 +275,10 @@ def plan_lines() -> list[str]:
         (Collective.REDUCE_SCATTER, DType.INT64, 70_000, 3, 2, 0, (1, 3)),
         (Collective.BARRIER, DType.UINT8, 0, 8, 7, 0, (1, 1, 1)),
         (Collective.ALL_REDUCE, DType.FLOAT32, 16 << 20, 2, 0, 0, (4, 4, 4)),
+        (Collective.ALL_REDUCE, DType.INT8_BLOCKS, 1_000_003, 4, 1, 0, (2, 2)),
+        (Collective.REDUCE_SCATTER, DType.E3M0_BLOCKS, 300_001, 3, 2, 0, (1, 3)),
+        (Collective.ALL_REDUCE, DType.E3M0_BLOCKS_TO_BFLOAT16, 1_000_003, 4, 1, 0, (2, 2)),
+        (Collective.ALL_REDUCE, DType.FLOAT8_E4M3FN_BLOCKS_TO_BFLOAT16, 255, 2, 0, 0, (1,)),
     ]
     weights_of = {2: (3, 1, 2), 7: (6, 6, 2)}
     key = key_id("layer1.weight")

@@ -15,7 +15,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are little-endian and are not swapped");
 
 constexpr uint8_t kProtocolMajor = 1;
-constexpr uint8_t kProtocolMinor = 4;
+constexpr uint8_t kProtocolMinor = 5;
 constexpr size_t kPrefaceSize = 16;
 constexpr size_t kHeaderSize = 80;
 constexpr uint16_t kNoRank = 0xFFFF;

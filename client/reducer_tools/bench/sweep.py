@@ -14,7 +14,7 @@ NarrowName = Literal["float16", "bfloat16"]
 COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 OPS: tuple[OpName, ...] = get_args(OpName)
 NARROW: tuple[NarrowName, ...] = get_args(NarrowName)
-DTYPES = tuple(dtype.name.lower() for dtype in DType)
+DTYPES = tuple(DType(dtype).name.lower() for dtype in ITEM_SIZES)
 _REDUCING = ("all_reduce", "reduce_scatter")
 # The array has a part for each rank. The size counts all parts, as in nccl-tests.
 _PARTED = ("all_gather", "reduce_scatter")

@@ -20,7 +20,7 @@ from reducer_tools.planner.lanes import Flows
 from reducer_tools.planner.plan import Plan
 from reducer_tools.planner.pools import Job
 
-_DTYPES = {dtype.name.lower(): ITEM_SIZES[dtype] for dtype in DType}
+_DTYPES = {DType(dtype).name.lower(): size for dtype, size in ITEM_SIZES.items()}
 _DEFAULT_BYTES = 400 << 20
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from reducer.core.limits.charges import MIN_COST
 from reducer.wire.checks import ChunkTable
-from reducer.wire.codes import ALL_GATHER, BROADCAST, ITEM_SIZES, REDUCE_SCATTER, DType
+from reducer.wire.codes import ALL_GATHER, BROADCAST, REDUCE_SCATTER, DType
+from reducer.wire.sizes import Layout, contribution_layout, result_layout
 
 
 def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
@@ -23,13 +24,15 @@ class ChunkPlan:
     """The chunks of one round: the same on every rank and lane.
 
     A round has `vectors` vectors of `count` elements: one for each rank in an all_gather and in a
-    reduce_scatter, else one. Chunk c belongs to vector c % vectors.
+    reduce_scatter, else one. Chunk c belongs to vector c % vectors. `sent` and `received` are the
+    layouts of a contribution and of a result.
     """
 
     collective: int
     vectors: int
     count: int
-    item: int
+    sent: Layout
+    received: Layout
     chunk_elements: int
     chunks: int
 
@@ -40,11 +43,25 @@ class ChunkPlan:
         left = self.count - chunk // self.vectors * self.chunk_elements
         return self.chunk_elements if left >= self.chunk_elements else max(0, left)
 
-    def bytes(self, chunk: int) -> int:
-        return self.elements(chunk) * self.item
+    @property
+    def is_even(self) -> bool:
+        """Whether a result has the size of a contribution."""
+        return self.sent is self.received
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes that a rank contributes to one vector."""
+        return self.sent.bytes(self.count)
+
+    def result_bytes(self, chunk: int) -> int:
+        return self.received.bytes(self.elements(chunk))
 
     def cost(self, chunk: int) -> int:
-        size = self.elements(chunk) * self.item
+        """What the chunk takes of a rank's credit: room for a contribution or for the result."""
+        elements = self.elements(chunk)
+        size = self.sent.bytes(elements)
+        if self.sent is not self.received:
+            size = max(size, self.received.bytes(elements))
         return size if size > MIN_COST else MIN_COST
 
     def sends(self, chunk: int, rank: int, root: int) -> int:
@@ -53,7 +70,7 @@ class ChunkPlan:
             return 0
         if self.collective == ALL_GATHER and rank != self.vector(chunk):
             return 0
-        return self.bytes(chunk)
+        return self.sent.bytes(self.elements(chunk))
 
     def receives(self, chunk: int, rank: int, root: int) -> int:
         """Bytes of the result of `chunk` that `rank` is sent."""
@@ -63,15 +80,17 @@ class ChunkPlan:
             return 0
         if self.collective == REDUCE_SCATTER and rank != self.vector(chunk):
             return 0
-        return self.bytes(chunk)
+        return self.result_bytes(chunk)
 
 
 def make_plan(
     collective: int, dtype: DType | int, count: int, world_size: int, table: ChunkTable
 ) -> ChunkPlan:
-    item = ITEM_SIZES[dtype]
+    sent, received = contribution_layout(dtype), result_layout(dtype)
     gathers = collective in (ALL_GATHER, REDUCE_SCATTER)
     vectors = world_size if gathers else 1
-    chunk_elements = chunk_bytes(table, vectors * count * item) // item
-    per_vector = max(1, -(-count // chunk_elements))
-    return ChunkPlan(int(collective), vectors, count, item, chunk_elements, vectors * per_vector)
+    size = chunk_bytes(table, vectors * max(sent.bytes(count), received.bytes(count)))
+    unit_bytes = max(sent.unit_bytes, received.bytes(sent.unit))
+    chunk_elements = max(1, size // unit_bytes) * sent.unit
+    chunks = vectors * max(1, -(-count // chunk_elements))
+    return ChunkPlan(int(collective), vectors, count, sent, received, chunk_elements, chunks)

@@ -9,9 +9,9 @@ from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.wire.checks import ChunkTable
 from reducer.wire.codes import (
     BITWISE,
+    BLOCKS,
     BROADCAST,
     FLOATS,
-    ITEM_SIZES,
     MAX_CHUNKS,
     Collective,
     DType,
@@ -20,6 +20,7 @@ from reducer.wire.codes import (
 )
 from reducer.wire.errors import ProtocolError
 from reducer.wire.header import Header
+from reducer.wire.sizes import LAYOUTS, contribution_bytes
 
 # A position is round x 2^24 + chunk in 64 bits.
 MAX_ROUND: Final = (1 << 39) - 1
@@ -42,6 +43,8 @@ _OF_HELD: Final = int(Flag.HELD | Flag.OVERFLOW | Flag.NAN | Flag.NONFINITE)
 # The collectives that go on without a lost rank: the parts of the others have a part for each rank.
 _SHRINK: Final = frozenset((int(Collective.ALL_REDUCE), int(Collective.BARRIER)))
 _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
+_BLOCKS: Final = frozenset(int(dtype) for dtype in BLOCKS)
+_OF_BLOCKS: Final = frozenset((int(ReduceOp.SUM), int(ReduceOp.MEAN)))
 
 
 class Plans:
@@ -81,7 +84,10 @@ class Plans:
                 f"rank {rank} sent chunk {header.chunk} of {_round(header)}, expected 0 to "
                 f"{plan.chunks - 1}"
             )
-        expected = plan.sends(header.chunk, rank, header.root)
+        if header.flags & _HELD:
+            expected = plan.result_bytes(header.chunk)
+        else:
+            expected = plan.sends(header.chunk, rank, header.root)
         if header.length != expected:
             raise ProtocolError(
                 f"rank {rank} sent {header.length} bytes for chunk {header.chunk} of "
@@ -116,21 +122,24 @@ class Plans:
         return plan
 
     def _make(self, header: Header) -> ChunkPlan:
-        if header.dtype not in ITEM_SIZES:
+        if header.dtype not in LAYOUTS:
             raise ProtocolError(f"unknown dtype {header.dtype} in {_round(header)}")
         if header.op not in _OPS.get(header.collective, ()):
             raise ProtocolError(
                 f"{_round(header)}: op {header.op} does not belong to collective "
                 f"{header.collective}"
             )
+        op, dtype = ReduceOp(header.op).name.lower(), DType(header.dtype).name.lower()
         if header.op in BITWISE and header.dtype in FLOATS:
-            op, dtype = ReduceOp(header.op).name.lower(), DType(header.dtype).name.lower()
             raise ProtocolError(f"{_round(header)}: op {op} is for integers, got {dtype}")
+        if header.dtype in _BLOCKS and header.op not in _OF_BLOCKS:
+            raise ProtocolError(f"{_round(header)}: {dtype} is for op sum and mean, got {op}")
         if header.collective == Collective.BARRIER and header.count:
             raise ProtocolError(
                 f"{_round(header)}: a barrier of {header.count} elements, expected 0"
             )
-        if header.count * ITEM_SIZES[header.dtype] * self._world_size > MAX_ROUND_BYTES:
+        size = contribution_bytes(header.dtype, header.count)
+        if size * self._world_size > MAX_ROUND_BYTES:
             raise ProtocolError(
                 f"{_round(header)}: {header.count:,} elements per part are more than the limit of "
                 f"{MAX_ROUND_BYTES:,} bytes"
@@ -150,7 +159,13 @@ def _check_fields(header: Header, rank: int, world_size: int, flags: int) -> Non
     """The rules that need no plan; raises ProtocolError."""
     if header.rank != rank:
         raise ProtocolError(f"a contribution of rank {header.rank} came from rank {rank}")
-    if flags and (flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
+    if header.dtype in _BLOCKS:
+        if flags != _WIDE:
+            raise ProtocolError(
+                f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}; expected "
+                f"{_WIDE:#x}, since blocks hold float32"
+            )
+    elif flags and (flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
         raise ProtocolError(
             f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}; expected none, or "
             f"{_WIDE:#x} on float16 or bfloat16"

@@ -223,7 +223,8 @@ class Chunk:
             self.culprit = culprit
 
     def complete(self, result: Buffer | None, crc: int) -> list[Buffer]:
-        """The chunk is complete; `result` is the buffer of one of its parts, if it has bytes.
+        """The chunk is complete; `result` is the buffer of one of its parts or a new one, if it has
+        bytes.
 
         Returns the other parts and the accumulator. The chunk no longer refers to them, so a later
         error cannot free them a second time.

@@ -86,7 +86,7 @@ class Results:
         round_ = chunk.round
         plan, described = round_.plan, round_.descriptor
         assert plan is not None and described is not None
-        size = plan.bytes(chunk.index)
+        size = plan.result_bytes(chunk.index)
         to_all = size > 0 and plan.collective == ALL_REDUCE
         holders = chunk.holders
         full: list[int] = []
@@ -117,7 +117,7 @@ class Results:
     def _trace(self, key: KeyRounds, chunk: Chunk, now: float) -> Traced:
         round_ = chunk.round
         assert round_.plan is not None and round_.wait is not None
-        size = round_.plan.count * round_.plan.item
+        size = round_.plan.vector_bytes
         return Traced(
             self._number, self._terms.title, key.name or key.label, round_.number, size,
             round_.opened_at, round_.wait, round_.touched_at, now,

@@ -15,7 +15,8 @@ from reducer.core.runs.results import Results
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.events import Finish, Fold, Folded, Free, Output, Reduced, Sum
 from reducer.core.surface.settings import LaneSettings
-from reducer.wire.codes import COPY, ITEM_SIZES, DType, ReduceOp
+from reducer.wire.codes import COPY, DType, ReduceOp
+from reducer.wire.sizes import contribution_layout
 
 # The least number of parts that are folded before all ranks have contributed: every fold reads and
 # writes the whole accumulator.
@@ -91,11 +92,14 @@ class Sums:
         out.append(Free(self._number, chunk.folded_into(event.taken)))
 
     def reduced(self, event: Reduced, now: float, out: list[Output]) -> None:
-        """The kernel is done: the result is in the buffer of the last part."""
+        """The kernel is done: the result is in a buffer that the shell has taken, or else in that
+        of the last part.
+        """
         work = self._works.pop(event.work)
         chunk = work.chunk
         chunk.note(event.flags, event.culprit)
-        self.results.answer(work.key, chunk, event.crc, chunk.last_part(), now, out)
+        result = chunk.last_part() if event.taken is None else event.taken
+        self.results.answer(work.key, chunk, event.crc, result, now, out)
 
     def forget(self, round_: Round) -> None:
         """The round continues on another lane."""
@@ -121,8 +125,9 @@ class Sums:
         return max(FOLD_AT_ONCE, width, self._most // chunk.part_bytes)
 
     def _width(self, op: int, dtype: int) -> int:
-        """The size of an accumulator, in parts."""
-        return self._acc_itemsize(op, dtype) // ITEM_SIZES[dtype]
+        """The size of an accumulator, in parts, rounded up."""
+        part = contribution_layout(dtype)
+        return -(-part.unit * self._acc_itemsize(op, dtype) // part.unit_bytes)
 
     def _maybe_fold(
         self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, out: list[Output]
@@ -163,8 +168,10 @@ class Sums:
             assert crc is not None
             self.results.answer(key, chunk, crc, parts[0], now, out)
         else:
+            assert chunk.round.plan is not None
+            target = parts[-1] if chunk.round.plan.is_even else None
             work, total = self._begin(key, chunk, op, dtype)
-            out.append(Finish(self._number, work, total, chunk.acc, parts, ranks, parts[-1]))
+            out.append(Finish(self._number, work, total, chunk.acc, parts, ranks, target))
 
     def _begin(self, key: KeyRounds, chunk: Chunk, op: int, dtype: int) -> tuple[int, Sum]:
         """Note that a kernel works on the chunk. Returns the number of the work, and its sum."""

@@ -93,13 +93,19 @@ class Folded:
 
 
 class Reduced:
-    """A Finish was carried out; `crc` is the CRC-32C of the result. The rest is as in Folded."""
+    """A Finish was carried out; `crc` is the CRC-32C of the result. The rest is as in Folded.
 
-    __slots__ = ("crc", "culprit", "flags", "run", "work")
+    `taken`: the buffer of the result if the Finish named none.
+    """
 
-    def __init__(self, run: int, work: int, crc: int, flags: int, culprit: int) -> None:
+    __slots__ = ("crc", "culprit", "flags", "run", "taken", "work")
+
+    def __init__(
+        self, run: int, work: int, taken: Buffer | None, crc: int, flags: int, culprit: int
+    ) -> None:
         self.run = run
         self.work = work
+        self.taken = taken
         self.crc = crc
         self.flags = flags
         self.culprit = culprit
@@ -327,7 +333,7 @@ class Fold:
 
 class Finish:
     """Reduce `acc`, if any, and `parts`, the contributions of `ranks`, into `out`; answered with
-    Reduced.
+    Reduced. Without `out`, which has the size of a part, the shell takes a buffer for the result.
     """
 
     __slots__ = ("acc", "out", "parts", "ranks", "run", "sum", "work")
@@ -340,7 +346,7 @@ class Finish:
         acc: Buffer | None,
         parts: Sequence[Buffer],
         ranks: Sequence[int],
-        out: Buffer,
+        out: Buffer | None,
     ) -> None:
         self.run = run
         self.work = work

@@ -25,8 +25,8 @@ from reducer.server.data.log_shares import LogShares
 from reducer.server.data.outbox import Piece
 from reducer.server.data.table_kernels import TableKernels
 from reducer.server.data.timeline import Timeline
-from reducer.wire.codes import ITEM_SIZES
 from reducer.wire.header import NO_RANK, pack_header
+from reducer.wire.sizes import result_bytes
 
 logger = logging.getLogger("reducer.lane")
 
@@ -181,8 +181,20 @@ class Executor:
         return seen
 
     def _finish(self, finish: events.Finish) -> events.Reduced:
+        size = result_bytes(finish.sum.dtype, finish.sum.count)
+        if finish.out is not None:
+            return self._finish_into(finish, None, finish.out.view, size)
+        taken = self._pool.take(size)
+        try:
+            return self._finish_into(finish, taken, taken.view, size)
+        except Exception:
+            self._pool.give_back(taken)
+            raise
+
+    def _finish_into(
+        self, finish: events.Finish, taken: Buffer | None, out: memoryview, size: int
+    ) -> events.Reduced:
         acc = finish.acc
-        out = finish.out.view
         started = perf_counter()
         seen = self._kernels.finish(
             finish.sum.op,
@@ -194,8 +206,7 @@ class Executor:
             out,
         )
         self.fold_seconds += perf_counter() - started
-        crc = self._kernels.crc32c(out[: finish.sum.count * ITEM_SIZES[finish.sum.dtype]])
-        return reduced(finish, crc, seen)
+        return reduced(finish, taken, self._kernels.crc32c(out[:size]), seen)
 
     def _give_back(self, buffer: Buffer) -> None:
         self._pool.give_back(ours(buffer))
@@ -245,10 +256,10 @@ def folded(fold: events.Fold, taken: Buffer | None, seen: int) -> events.Folded:
     return events.Folded(fold.run, fold.work, taken, seen & _FLAGS, culprit)
 
 
-def reduced(finish: events.Finish, crc: int, seen: int) -> events.Reduced:
+def reduced(finish: events.Finish, taken: Buffer | None, crc: int, seen: int) -> events.Reduced:
     """The event for a Finish for which the kernel has returned `seen`."""
     culprit = _culprit(finish.ranks, seen)
-    return events.Reduced(finish.run, finish.work, crc, seen & _FLAGS, culprit)
+    return events.Reduced(finish.run, finish.work, taken, crc, seen & _FLAGS, culprit)
 
 
 def _culprit(ranks: Sequence[int], seen: int) -> int:

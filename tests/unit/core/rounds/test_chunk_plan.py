@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from reducer.core.limits.charges import MIN_COST
 from reducer.core.rounds.chunk_owners import Owners, Route
 from reducer.core.rounds.chunk_plan import make_plan
 from reducer.wire.codes import Collective, DType
@@ -77,14 +80,42 @@ def test_the_chunks_cover_every_element_once() -> None:
             elements[plan.vector(chunk)] += plan.elements(chunk)
             sent = [plan.sends(chunk, rank, 0) for rank in range(world)]
             received = [plan.receives(chunk, rank, 0) for rank in range(world)]
-            size = plan.bytes(chunk)
+            size = plan.result_bytes(chunk)
             if collective == Collective.ALL_GATHER:
                 assert sum(sent) == size
                 assert sum(received) == size * (world - 1)
             elif collective == Collective.REDUCE_SCATTER:
-                assert sum(sent) == size * world
+                assert sum(sent) == plan.sent.bytes(plan.elements(chunk)) * world
                 assert sum(received) == size
+            assert max(*sent, *received, MIN_COST) <= plan.cost(chunk)
         assert elements == [count] * plan.vectors
+
+
+BLOCK_CHUNKS = [
+    (DType.INT8_BLOCKS, 252 * 256, 65_520, 65_520),
+    (DType.E3M0_BLOCKS, 496 * 256, 65_472, 65_472),
+    (DType.INT8_BLOCKS_TO_BFLOAT16, 128 * 256, 33_280, 65_536),
+    (DType.E3M0_BLOCKS_TO_BFLOAT16, 128 * 256, 16_896, 65_536),
+]
+
+
+@pytest.mark.parametrize(("dtype", "elements", "sent", "received"), BLOCK_CHUNKS)
+def test_chunks_of_blocks_have_whole_blocks(
+    dtype: DType, elements: int, sent: int, received: int
+) -> None:
+    """Contribution and result fit in a chunk of the table; the rest is a shorter block."""
+    count = 3 * elements + 256 + 5
+    plan = make_plan(Collective.ALL_REDUCE, dtype, count, 4, ((0, 65_536),))
+    assert (plan.chunks, plan.chunk_elements) == (4, elements)
+    assert (plan.sends(0, 1, 0), plan.receives(0, 1, 0)) == (sent, received)
+    assert plan.cost(0) == received
+    codes = 128 if dtype in (DType.E3M0_BLOCKS, DType.E3M0_BLOCKS_TO_BFLOAT16) else 256
+    assert plan.sends(3, 1, 0) == 4 + codes + 4 + (3 if codes == 128 else 5)
+
+
+def test_a_chunk_has_a_block_at_least() -> None:
+    plan = make_plan(Collective.ALL_REDUCE, DType.INT8_BLOCKS, 600, 2, ((0, 64),))
+    assert (plan.chunks, plan.chunk_elements, plan.cost(0)) == (3, 256, MIN_COST)
 
 
 def test_a_row_of_the_chunk_table_begins_at_its_size() -> None:

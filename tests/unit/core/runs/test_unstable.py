@@ -33,7 +33,7 @@ def barriers(number: int) -> Spec:
 def play(workers: list[Scripted], spec: Spec, silent: int | None = None) -> None:
     """Play a round; all ranks except the silent one report that they hold the result."""
     for worker in workers:
-        worker.contribute_all(spec, bytes(worker.plan(spec).bytes(0)))
+        worker.contribute_all(spec, bytes(worker.plan(spec).result_bytes(0)))
     for worker in workers:
         worker.results()
         if worker.rank != silent:
