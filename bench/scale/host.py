@@ -15,8 +15,9 @@ from reducer.core.lane import Lane
 from reducer.core.surface import events
 from reducer.core.surface.settings import LaneSettings
 from reducer.server.data.buffers import size_class
-from reducer.wire.codes import ITEM_SIZES, MAX_CHUNK_BYTES, MessageKind
+from reducer.wire.codes import MAX_CHUNK_BYTES, MessageKind
 from reducer.wire.header import HEADER_SIZE, NO_RANK, unpack_header
+from reducer.wire.sizes import result_bytes
 
 KERNELS = kernels.load()
 ZEROS = memoryview(bytes(MAX_CHUNK_BYTES * 2))
@@ -170,8 +171,8 @@ class LaneHost:
 
     def _on_finish(self, finish: events.Finish) -> events.Reduced:
         self.chunks += 1
-        crc = self._result_crc(finish.sum.count * ITEM_SIZES[finish.sum.dtype])
-        return events.Reduced(finish.run, finish.work, crc, 0, NO_RANK)
+        crc = self._result_crc(result_bytes(finish.sum.dtype, finish.sum.count))
+        return events.Reduced(finish.run, finish.work, None, crc, 0, NO_RANK)
 
     def _on_free(self, free: events.Free) -> None:
         buffers: Any = free.buffers

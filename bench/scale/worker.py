@@ -112,7 +112,7 @@ class ModelWorker:
         self._round = -1
         self._unanswered = 0
         self._key = key_id(KEY)
-        chunk_bytes = plan.chunk_elements * plan.item
+        chunk_bytes = plan.sent.bytes(plan.chunk_elements)
         self._round_limit = max(ROUND_IN_FLIGHT, ROUND_IN_FLIGHT_CHUNKS * chunk_bytes)
 
     @property
@@ -172,7 +172,7 @@ class ModelWorker:
         return Header(
             MessageKind.CONTRIBUTION, DType.FLOAT32, ReduceOp.SUM, Collective.ALL_REDUCE,
             rank=self._rank, chunk=chunk, key=self._key, round=self._round,
-            count=self._plan.count, done=done, length=self._plan.bytes(chunk),
+            count=self._plan.count, done=done, length=self._plan.sends(chunk, self._rank, 0),
         )  # fmt: skip
 
     def _queue(

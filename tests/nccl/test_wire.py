@@ -133,8 +133,8 @@ def _check_sum(rank: int, of_rank: dict[int, list[Frame]]) -> None:
             assert (header.dtype, header.op) == (DType.FLOAT32, ReduceOp.MAX)
             assert (header.count, header.round, header.root) == (COUNT, 0, 0)
             assert owners.owner(header.key, header.chunk) == (slot, 0)
-            begin = header.chunk * plan.chunk_elements * plan.item
-            part = raw[begin : begin + plan.bytes(header.chunk)]
+            begin = header.chunk * plan.sent.bytes(plan.chunk_elements)
+            part = raw[begin : begin + plan.result_bytes(header.chunk)]
             assert bytes(frame.payload or b"") == part
             seen.append(header.chunk)
     assert sorted(seen) == list(range(plan.chunks)) == [0, 1, 2, 3]

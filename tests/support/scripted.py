@@ -67,7 +67,7 @@ class Scripted:
     def contribute_all(self, spec: Spec, data: bytes) -> None:
         """Contribute every chunk of a round of one part, in ascending order."""
         plan = self.plan(spec)
-        step = plan.chunk_elements * plan.item
+        step = plan.sent.bytes(plan.chunk_elements)
         for chunk in range(plan.chunks):
             size = plan.sends(chunk, self.rank, spec.root)
             self.contribute(spec, chunk, data[chunk * step : chunk * step + size])

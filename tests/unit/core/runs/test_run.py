@@ -186,7 +186,7 @@ def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_ran
     for rank in (1, 0, 2):
         spec = other if rank == odd_rank else BASE
         workers[rank].announce("x")
-        size = workers[rank].plan(spec).item * spec.count
+        size = workers[rank].plan(spec).vector_bytes
         workers[rank].contribute_all(spec, bytes(size))
     texts = set()
     for worker in workers:
