@@ -10,9 +10,10 @@ Law of both sets:
   from +0.0.
 - A result is rounded once, at the end. float16 is summed in float64, bfloat16 and float8 in
   float32.
+- Quantised blocks are decoded, and summed in float32.
 - A NaN in a result is the one canonical quiet NaN. min and max propagate NaN, and -0 < +0.
 - Integers wrap, and the kernel reports OVERFLOW. The mean of integers truncates toward zero.
-- band, bor and bxor take integers only.
+- band, bor and bxor take integers only; blocks have only sum and mean.
 - NONFINITE reports NaN or Inf; with min and max only NaN, since Inf is an ordinary value there.
 - float8_e4m3fn has no Inf: a sum beyond 448 becomes NaN, as in a cast of PyTorch.
 - An optimizer's step is float32 in each operation (``reducer.optimizers.rules``).

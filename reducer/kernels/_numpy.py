@@ -14,10 +14,28 @@ import google_crc32c
 import numpy as np
 
 from reducer.kernels._numpy_apply import apply, within
+from reducer.kernels._numpy_blocks import (
+    blocks_bytes,
+    blocks_of,
+    blocks_seed,
+    dequantise,
+    encode,
+    quantise,
+    values,
+)
 from reducer.kernels._views import Array, address, blocks, byte_view, elements, overlap
 from reducer.kernels.floats import from_float32, to_float32
 from reducer.kernels.interface import PART_SHIFT
-from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, ReduceOp
+from reducer.wire.codes import (
+    BITWISE,
+    BLOCKS,
+    FLOATS,
+    NOT_IN_NUMPY,
+    TO_BFLOAT16,
+    DType,
+    Flag,
+    ReduceOp,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is new in Python 3.12
@@ -26,10 +44,13 @@ __all__ = [
     "NAME",
     "acc_itemsize",
     "apply",
+    "blocks_seed",
     "crc32c",
+    "dequantise",
     "finish",
     "fold",
     "narrow",
+    "quantise",
     "widen",
     "within",
 ]
@@ -39,6 +60,7 @@ NAME = "numpy"
 _CRC_BLOCK = 1 << 20  # bytes copied at a time, since google_crc32c takes only bytes
 
 _EXTREMA = frozenset((ReduceOp.MIN, ReduceOp.MAX))
+_OPS = frozenset((ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD, *_EXTREMA, *BITWISE))
 _BITWISE_UFUNCS = {
     ReduceOp.BAND: np.bitwise_and,
     ReduceOp.BOR: np.bitwise_or,
@@ -59,6 +81,7 @@ _DTYPES = {
     DType.UINT64: ("<u8", "<u8"),
     DType.FLOAT8_E4M3FN: ("u1", "<f4"),
     DType.FLOAT8_E5M2: ("u1", "<f4"),
+    **dict.fromkeys(BLOCKS, ("u1", "<f4")),  # the bytes of the blocks
 }
 _WIRE: dict[int, np.dtype[Any]] = {d: np.dtype(wire) for d, (wire, _) in _DTYPES.items()}
 _ACCUMULATOR: dict[int, np.dtype[Any]] = {d: np.dtype(wide) for d, (_, wide) in _DTYPES.items()}
@@ -90,14 +113,13 @@ def fold(op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], 
     for number, source in enumerate(sources):
         if overlap(total, source) and not (in_place and number == 0):
             raise ValueError(f"fold: acc overlaps parts[{number}]")
-    flags = _contributed(op, dtype, sources)
+    flags = _contributed(op, dtype, sources, count)
     for block in blocks(count):
-        rest = sources
+        rest = [_at(dtype, source, block) for source in sources]
         with np.errstate(all="ignore"):
             if first:
-                total[block] = _widened(op, dtype, sources[0][block])
-                rest = sources[1:]
-            flags |= _fold_block(op, dtype, total[block], [source[block] for source in rest])
+                total[block] = _widened(op, dtype, rest.pop(0))
+            flags |= _fold_block(op, dtype, total[block], rest)
     return flags
 
 
@@ -117,13 +139,17 @@ def finish(
     kind = _accumulator(op, dtype)
     total = None if acc is None else elements("acc", acc, kind, count)
     sources = _parts(dtype, count, parts)
-    target = elements("out", out, _WIRE[dtype], count, writable=True)
+    target = _result(dtype, count, out)
     for name, source in [("acc", total), *((f"parts[{i}]", s) for i, s in enumerate(sources))]:
-        if source is not None and overlap(target, source) and address(target) != address(source):
+        if source is None or not overlap(target, source):
+            continue
+        if dtype in TO_BFLOAT16 and source is not total:
+            raise ValueError(f"finish: out overlaps {name}, which is shorter than out")
+        if address(target) != address(source):
             raise ValueError(f"finish: out overlaps {name}, but begins at another address")
-    flags = _contributed(op, dtype, sources)
+    flags = _contributed(op, dtype, sources, count)
     for block in blocks(count):
-        rest = [source[block] for source in sources]
+        rest = [_at(dtype, source, block) for source in sources]
         with np.errstate(all="ignore"):
             if total is None:
                 value = _widened(op, dtype, rest.pop(0))
@@ -132,7 +158,11 @@ def finish(
             flags |= _fold_block(op, dtype, value, rest)
             if op == ReduceOp.MEAN:
                 value = _divided(value, world)
-            flags |= _store(op, dtype, value, target[block])
+            if dtype in BLOCKS and dtype not in TO_BFLOAT16:
+                at = slice(blocks_bytes(dtype, block.start), blocks_bytes(dtype, block.stop))
+                flags |= _store_blocks(dtype, value, target[at])
+            else:
+                flags |= _store(op, dtype, value, target[block])
     return flags
 
 
@@ -162,11 +192,13 @@ def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
 
 def _accumulator(op: int, dtype: int) -> np.dtype[Any]:
     if dtype not in _WIRE:
-        raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 12")
+        raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 18")
     if op in BITWISE and dtype in FLOATS:
         raise ValueError(
             f"no kernel for op {op} of dtype {dtype}: a bitwise op expects an integer dtype"
         )
+    if dtype in BLOCKS and op not in (ReduceOp.SUM, ReduceOp.MEAN) and op in _OPS:
+        raise ValueError(f"no kernel for op {op} of dtype {dtype}: blocks have only sum and mean")
     if op in _EXTREMA or op in BITWISE:
         return _WIRE[dtype]
     if op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
@@ -180,8 +212,22 @@ def _require_16_bit(name: str, dtype: int) -> None:
 
 
 def _parts(dtype: int, count: int, parts: Sequence[Buffer]) -> list[Array]:
+    if dtype in BLOCKS:
+        return [blocks_of(f"parts[{i}]", dtype, part, count) for i, part in enumerate(parts)]
     wire = _WIRE[dtype]
     return [elements(f"parts[{i}]", part, wire, count) for i, part in enumerate(parts)]
+
+
+def _result(dtype: int, count: int, out: Buffer) -> Array:
+    if dtype in BLOCKS and dtype not in TO_BFLOAT16:
+        return blocks_of("out", dtype, out, count, writable=True)
+    wire = _WIRE[DType.BFLOAT16 if dtype in TO_BFLOAT16 else dtype]
+    return elements("out", out, wire, count, writable=True)
+
+
+def _at(dtype: int, part: Array, block: slice) -> Array:
+    """Elements of a part; those of blocks as float32."""
+    return values(dtype, part, block) if dtype in BLOCKS else part[block]
 
 
 def _begins_in_place(total: Array, sources: list[Array]) -> bool:
@@ -189,10 +235,10 @@ def _begins_in_place(total: Array, sources: list[Array]) -> bool:
     return alike and address(total) == address(sources[0])
 
 
-def _contributed(op: int, dtype: int, parts: list[Array]) -> int:
+def _contributed(op: int, dtype: int, parts: list[Array], count: int) -> int:
     """NONFINITE and, above PART_SHIFT, the number of the first part that is not finite; else 0."""
     for number, part in enumerate(parts, start=1):
-        if any(_not_finite(op, dtype, part[block]).any() for block in blocks(part.size)):
+        if any(_not_finite(op, dtype, _at(dtype, part, block)).any() for block in blocks(count)):
             return int(Flag.NONFINITE) | number << PART_SHIFT
     return 0
 
@@ -282,7 +328,8 @@ def _store(op: int, dtype: int, total: Array, out: Array) -> int:
         nan = np.isnan(total)
         out[:] = total
         out.view(_BITS[out.itemsize])[nan] = _CANONICAL_NAN[out.dtype]
-    elif dtype in NOT_IN_NUMPY:
+    elif dtype in NOT_IN_NUMPY or dtype in TO_BFLOAT16:
+        dtype = DType.BFLOAT16 if dtype in TO_BFLOAT16 else dtype
         narrow_already = op in _EXTREMA
         out[:] = from_float32(dtype, to_float32(dtype, total) if narrow_already else total)
         nan = np.isnan(to_float32(dtype, out))
@@ -291,3 +338,8 @@ def _store(op: int, dtype: int, total: Array, out: Array) -> int:
         return int(Flag.OVERFLOW) if bool((out.astype(total.dtype) != total).any()) else 0
     flags = int(Flag.NAN) if bool(nan.any()) else 0
     return flags | (int(Flag.NONFINITE) if bool(_not_finite(op, dtype, out).any()) else 0)
+
+
+def _store_blocks(dtype: int, total: Array, out: Array) -> int:
+    """Quantise ``total``; a block that is not finite is NaN as a whole."""
+    return int(Flag.NAN | Flag.NONFINITE) if encode(dtype, total, out) else 0

@@ -60,7 +60,11 @@ class KernelSet(Protocol):
         """Fold the last ``parts`` and write ``count`` elements of ``dtype`` to ``out``.
 
         If ``acc`` is None, folding begins from ``parts[0]``. A mean is divided once, by ``world``.
-        ``out`` may begin where ``acc`` or a part begins; otherwise ``acc`` does not change.
+        ``out`` may begin where ``acc`` or a part begins; otherwise ``acc`` does not change. If the
+        parts are blocks and the result is bfloat16, ``out`` overlaps no part.
+
+        Blocks are rounded to nearest. A block of the result that is not finite becomes NaN as a
+        whole.
 
         Returns the same bits as ``fold``. OVERFLOW also reports a result that does not fit
         ``dtype``, NONFINITE also reports a result that is not finite, and NAN reports a NaN in the
@@ -72,6 +76,32 @@ class KernelSet(Protocol):
 
     def widen(self, dtype: int, count: int, source: Buffer, out: Buffer) -> None:
         """Convert ``count`` elements of a 16-bit ``dtype`` to float32; the conversion is exact."""
+
+    def quantise(
+        self,
+        dtype: int,
+        count: int,
+        source: Buffer,
+        out: Buffer,
+        residual: Buffer | None = None,
+        seed: int | None = None,
+    ) -> int:
+        """Write ``count`` float32 as blocks of ``dtype``, for a contribution.
+
+        ``residual``, if given, has ``count`` float32, which are added to the source. It then holds
+        what the blocks lack of this sum (error feedback); in a block that is not finite it does not
+        change. Without ``seed`` codes are rounded to nearest. With a ``seed`` of 64 bits, they are
+        rounded to one of their two neighbours at random, right in the mean: the same seed and
+        place in the array give the same random number. No array overlaps another.
+
+        Returns NONFINITE if a block is not finite, otherwise 0.
+        """
+
+    def dequantise(self, dtype: int, count: int, blocks: Buffer, out: Buffer) -> None:
+        """Convert blocks of ``dtype`` to ``count`` float32, with canonical NaN."""
+
+    def blocks_seed(self, key: int, round: int, chunk: int, rank: int) -> int:
+        """The seed with which a rank quantises its contribution to a chunk of a round."""
 
     def apply(
         self,

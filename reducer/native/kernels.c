@@ -37,6 +37,7 @@ int rs_use_level(const char* name) {
     if (strcmp(levels[i]->name, name) == 0) {
       level = levels[i];
       rs_crc32c_use(i);
+      rs_blocks_use(i);
       return 0;
     }
   }
@@ -49,9 +50,25 @@ static const rs_loops* find(int op, int dtype) {
   return known ? &level->loops[op][dtype] : &none;
 }
 
-size_t rs_item_size(int op, int dtype) { return find(op, dtype)->item_size; }
-
 size_t rs_acc_item_size(int op, int dtype) { return find(op, dtype)->acc_item_size; }
+
+int rs_block_format(int dtype) {
+  return dtype < RS_INT8_BLOCKS || dtype >= RS_DTYPES ? -1 : (dtype - RS_INT8_BLOCKS) % 3;
+}
+
+size_t rs_part_bytes(int dtype, size_t count) {
+  const int format = rs_block_format(dtype);
+  return format < 0 ? count * find(RS_SUM, dtype)->item_size : rs_blocks_bytes(format, count);
+}
+
+size_t rs_result_bytes(int dtype, size_t count) {
+  const int is_bfloat16 = dtype >= RS_INT8_BLOCKS_TO_BFLOAT16;
+  return is_bfloat16 ? count * sizeof(uint16_t) : rs_part_bytes(dtype, count);
+}
+
+static const void* part_at(const void* part, int dtype, size_t start) {
+  return (const char*)part + rs_part_bytes(dtype, start);
+}
 
 static size_t block_at(size_t start, size_t count) {
   return count - start < RS_BLOCK ? count - start : RS_BLOCK;
@@ -85,18 +102,18 @@ static void note_step(outcome* all, unsigned flags, const rs_loops* loops, const
 }
 
 /* Folds the first two parts; `acc` holds the first one. */
-static void begin_block(const rs_loops* loops, void* acc, const void* second, size_t start,
-                        size_t count, outcome* all) {
-  const void* part = (const char*)second + start * loops->item_size;
+static void begin_block(const rs_loops* loops, void* acc, const void* part, size_t count,
+                        outcome* all) {
   const unsigned flags = loops->begin(acc, part, count);
   note(all, flags & RS_BEGAN_NONFINITE ? RS_NONFINITE : 0, 1);
   note_step(all, flags & ~(unsigned)RS_BEGAN_NONFINITE, loops, part, count, 2);
 }
 
-static void fold_block(const rs_loops* loops, void* acc, const void* const* parts, size_t from,
+static void fold_block(int op, int dtype, void* acc, const void* const* parts, size_t from,
                        size_t part_count, size_t start, size_t count, outcome* all) {
+  const rs_loops* loops = find(op, dtype);
   for (size_t p = from; p < part_count; ++p) {
-    const void* part = (const char*)parts[p] + start * loops->item_size;
+    const void* part = part_at(parts[p], dtype, start);
     note_step(all, loops->step(acc, part, count), loops, part, count, p + 1);
   }
 }
@@ -112,11 +129,11 @@ unsigned rs_fold(int op, int dtype, size_t count, void* acc, const void* const* 
     const size_t size = block_at(start, count);
     char* block = (char*)acc + start * loops->acc_item_size;
     if (in_place) {
-      begin_block(loops, block, parts[1], start, size, &all);
+      begin_block(loops, block, part_at(parts[1], dtype, start), size, &all);
     } else if (first) {
-      note(&all, loops->widen(block, (const char*)parts[0] + start * loops->item_size, size), 1);
+      note(&all, loops->widen(block, part_at(parts[0], dtype, start), size), 1);
     }
-    fold_block(loops, block, parts, begun, part_count, start, size, &all);
+    fold_block(op, dtype, block, parts, begun, part_count, start, size, &all);
   }
   rs_fp_set(before);
   return answer(&all);
@@ -134,13 +151,13 @@ unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* 
     if (acc) {
       memcpy(block, (const char*)acc + start * loops->acc_item_size, size * loops->acc_item_size);
     } else {
-      note(&all, loops->widen(block, (const char*)parts[0] + start * loops->item_size, size), 1);
+      note(&all, loops->widen(block, part_at(parts[0], dtype, start), size), 1);
     }
-    fold_block(loops, block, parts, begun, part_count, start, size, &all);
+    fold_block(op, dtype, block, parts, begun, part_count, start, size, &all);
     if (op == RS_MEAN) {
       loops->divide(block, world, size);
     }
-    all.flags |= loops->round((char*)out + start * loops->item_size, block, size);
+    all.flags |= loops->round((char*)out + rs_result_bytes(dtype, start), block, size);
   }
   rs_fp_set(before);
   return answer(&all);

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "blocks.h"
 #include "crc32c.h"
 
 #ifdef __cplusplus
@@ -33,6 +34,12 @@ enum rs_dtype {
   RS_UINT64,
   RS_FLOAT8_E4M3FN,
   RS_FLOAT8_E5M2,
+  RS_INT8_BLOCKS, /* formats of blocks.h, with float32 as accumulator; sum and mean only */
+  RS_FLOAT8_E4M3FN_BLOCKS,
+  RS_E3M0_BLOCKS,
+  RS_INT8_BLOCKS_TO_BFLOAT16, /* the parts are blocks, the result is bfloat16 */
+  RS_FLOAT8_E4M3FN_BLOCKS_TO_BFLOAT16,
+  RS_E3M0_BLOCKS_TO_BFLOAT16,
 };
 enum rs_op {
   RS_SUM = 1,
@@ -53,18 +60,26 @@ enum rs_flag { RS_OVERFLOW = 2, RS_NAN = 4, RS_NONFINITE = 16 };
  * NaN or Inf. For min and max, Inf is an ordinary value, and only NaN counts. */
 enum { RS_PART_SHIFT = 16 };
 
-/* Size of an element on the wire, and in the accumulator; 0 if the op and dtype have no kernel. */
-size_t rs_item_size(int op, int dtype);
+/* Bytes of an element in the accumulator; 0 if the op and dtype have no kernel. */
 size_t rs_acc_item_size(int op, int dtype);
 
+/* Bytes of `count` elements of a part, and of a result. The dtype must exist. */
+size_t rs_part_bytes(int dtype, size_t count);
+size_t rs_result_bytes(int dtype, size_t count);
+
+/* The format of a dtype of blocks (blocks.h), or -1 for another dtype. */
+int rs_block_format(int dtype);
+
 /* acc = (first ? parts[0] : acc) op parts... for `count` elements. acc overlaps no part. Exception:
- * with `first`, acc may be parts[0] if accumulator and wire elements have the same size and another
- * part follows. `first` needs at least one part. op and dtype must have a kernel. */
+ * with `first`, acc may be parts[0] if accumulator and wire elements have the same size (never with
+ * blocks) and another part follows. `first` needs at least one part. op and dtype must have a
+ * kernel. */
 unsigned rs_fold(int op, int dtype, size_t count, void* acc, const void* const* parts,
                  size_t part_count, int first);
 
 /* Folds the last parts, divides a mean by `world`, and rounds once into out. If acc is NULL, the
- * fold begins from parts[0]. out may begin where acc or a part begins; else it overlaps none. */
+ * fold begins from parts[0]. out may begin where acc or a part begins; else it overlaps none. A
+ * bfloat16 result of blocks is longer than a part, and overlaps no part. */
 unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* acc,
                    const void* const* parts, size_t part_count, void* out);
 
@@ -94,7 +109,7 @@ int rs_within(size_t count, const void* values, float limit);
 /* The names of the instruction sets that this machine supports, fastest first, then NULL. */
 const char* rs_level(size_t index);
 /* For tests. Returns 0, or -1 if this machine has no such level. The n-th level also selects the
- * n-th way to compute a CRC. Not to be called while another thread computes. */
+ * n-th way to compute a CRC and blocks. Not to be called while another thread computes. */
 int rs_use_level(const char* name);
 
 #ifdef __cplusplus

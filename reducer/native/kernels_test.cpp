@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fp_mode.h"
@@ -21,7 +22,9 @@ namespace {
 constexpr std::size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 2047, 2048, 2049, 5000};
 constexpr int kOps[] = {RS_SUM, RS_MEAN, RS_MIN, RS_MAX, RS_PROD, RS_BAND, RS_BOR, RS_BXOR};
 constexpr std::size_t kParts = 3;
-constexpr std::uint32_t kAllResults = 3'834'584'559;
+constexpr std::uint32_t kAllResults = 3'799'327'484;
+constexpr std::uint32_t kAllBlocks = 3'383'547'951;
+constexpr std::uint64_t kSeed = 16'965'997'001'879'974'558u;
 constexpr std::uint32_t kAllSteps = 4'083'423'519;
 
 void require(bool fine, const std::string& what) {
@@ -69,11 +72,12 @@ unsigned together(unsigned earlier, unsigned later) {
 
 Outcome compute(int op, int dtype, std::size_t count) {
   std::mt19937_64 random(static_cast<std::uint64_t>(op * 100 + dtype) * 10'000 + count);
-  const std::size_t size = count * rs_item_size(op, dtype);
+  const std::size_t size = rs_part_bytes(dtype, count);
   std::vector<Odd> parts;
   const void* pointers[kParts];
   for (auto& pointer : pointers) pointer = parts.emplace_back(size, random).data();
-  Outcome outcome{Odd(size), Odd(size), 0, 0};
+  const std::size_t result = rs_result_bytes(dtype, count);
+  Outcome outcome{Odd(result), Odd(result), 0, 0};
   outcome.whole_flags =
       rs_finish(op, dtype, count, kParts, nullptr, pointers, kParts, outcome.whole.data());
   const Odd acc(count * rs_acc_item_size(op, dtype));
@@ -89,8 +93,8 @@ Outcome compute(int op, int dtype, std::size_t count) {
 void check_reductions(const std::vector<std::string>& levels) {
   std::uint32_t all = 0;
   for (int op : kOps) {
-    for (int dtype = RS_FLOAT32; dtype <= RS_FLOAT8_E5M2; ++dtype) {
-      if (rs_item_size(op, dtype) == 0) continue;  // bits of floats
+    for (int dtype = RS_FLOAT32; dtype <= RS_E3M0_BLOCKS_TO_BFLOAT16; ++dtype) {
+      if (rs_acc_item_size(op, dtype) == 0) continue;  // such as bits of floats
       for (std::size_t count : kCounts) {
         rs_use_level("baseline");
         const Outcome expected = compute(op, dtype, count);
@@ -184,6 +188,56 @@ void check_casts(const std::vector<std::string>& levels) {
   }
 }
 
+struct Quantised {
+  Odd blocks, residual, values, sums;
+  unsigned flags;
+  bool operator==(const Quantised& other) const {
+    return blocks == other.blocks && residual == other.residual && values == other.values &&
+           sums == other.sums && flags == other.flags;
+  }
+};
+
+// `wild`: float32 of any bits, so most blocks are not finite.
+Quantised quantise(int format, std::size_t count, bool stochastic, bool wild) {
+  std::mt19937_64 random(count);
+  const Odd source = wild ? Odd(4 * count, random) : numbers(count, random);
+  Odd blocks(rs_blocks_bytes(format, count)), values(4 * count);
+  Odd residual = numbers(count, random), sums = numbers(count, random);
+  const std::uint64_t seed = random();
+  const auto floats = [](const Odd& bytes) {
+    return static_cast<float*>(static_cast<void*>(bytes.data()));
+  };
+  unsigned flags = rs_quantise(format, count, floats(source), floats(residual),
+                               stochastic ? &seed : nullptr, blocks.data());
+  flags |= rs_dequantise(format, count, blocks.data(), floats(values)) << 1;
+  flags |= rs_dequantise_add(format, count, blocks.data(), floats(sums)) << 2;
+  return {std::move(blocks), std::move(residual), std::move(values), std::move(sums), flags};
+}
+
+void check_blocks(const std::vector<std::string>& levels) {
+  std::uint32_t all = 0;
+  for (std::size_t count : kCounts) {
+    for (int variant = 0; variant < 12; ++variant) {
+      const int format = variant % 3;
+      const bool stochastic = variant / 3 % 2 == 1, wild = variant / 6 == 1;
+      rs_use_level("baseline");
+      const Quantised expected = quantise(format, count, stochastic, wild);
+      require(wild || expected.flags == 0, "blocks of numbers are not finite");
+      all = rs_crc32c(all, expected.blocks.data(), expected.blocks.size());
+      if (!wild) all = rs_crc32c(all, expected.residual.data(), expected.residual.size());
+      for (const auto& level : levels) {
+        rs_use_level(level.c_str());
+        require(quantise(format, count, stochastic, wild) == expected,
+                "other blocks: " + level + ", format " + std::to_string(format) + ", count " +
+                    std::to_string(count));
+      }
+    }
+  }
+  require(all == kAllBlocks, "other blocks than on other machines: " + std::to_string(all));
+  require(rs_blocks_seed(1, 2, 3, 4) == kSeed,
+          "another seed: " + std::to_string(rs_blocks_seed(1, 2, 3, 4)));
+}
+
 void check_crc(const std::vector<std::string>& levels) {
   require(rs_crc32c(0, "123456789", 9) == 0xE3069283, "the CRC's check value");
   std::mt19937_64 random(1);
@@ -215,11 +269,15 @@ void check_flush_to_zero() {
   rs_fp_set(kFlush);
   rs_finish(RS_SUM, RS_FLOAT32, 1, 2, nullptr, parts, 2, &sum);
   rs_apply(RS_SGD, 1, &parameter, zeros, nullptr, zeros);
+  float residual = denormal;
+  unsigned char block[5];
+  rs_quantise(RS_BLOCKS_INT8, 1, &denormal, &residual, nullptr, block);
   const bool mode_is_kept = rs_fp_get() == kFlush;
   rs_fp_set(before);
   require(mode_is_kept, "the caller's floating-point mode was changed");
   require(sum == 2 * denormal, "a denormal was flushed to zero");
   require(parameter == denormal, "a denormal parameter was flushed to zero");
+  require(residual == 2 * denormal, "a denormal residual was flushed to zero");
 }
 
 void check_threads() {
@@ -244,6 +302,7 @@ int main() {
   check_reductions(levels);
   check_steps(levels);
   check_casts(levels);
+  check_blocks(levels);
   check_crc(levels);
   check_flush_to_zero();
   rs_use_level(levels.front().c_str());

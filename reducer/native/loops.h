@@ -16,10 +16,10 @@ typedef unsigned rs_loop(void* restrict to, const void* restrict from, size_t co
 enum { RS_BEGAN_NONFINITE = 1 << 8 }; /* from begin: `to` was not finite before the call */
 
 typedef struct {
-  uint8_t item_size, acc_item_size;
-  rs_loop* widen; /* wire to accumulator */
-  rs_loop* begin; /* as step, but acc holds a contribution and is checked, too */
-  rs_loop* step;  /* acc = acc op part */
+  uint8_t item_size, acc_item_size; /* of a part, 0 for blocks; of the accumulator */
+  rs_loop* widen;                   /* wire to accumulator */
+  rs_loop* begin;                   /* as step, but acc holds a contribution and is checked, too */
+  rs_loop* step;                    /* acc = acc op part */
   unsigned (*inspect)(const void* part, size_t count); /* RS_NONFINITE or 0; may be NULL */
   void (*divide)(void* acc, uint64_t world, size_t count);
   rs_loop* round; /* accumulator to wire */
@@ -30,11 +30,11 @@ typedef unsigned rs_apply_loop(void* restrict parameters, const void* restrict g
                                void* restrict first_slot, void* restrict second_slot,
                                const float* scalars, size_t count);
 
-enum { RS_OPS = 10, RS_DTYPES = 13, RS_RULES = 6, RS_SLOTS = 2 };
+enum { RS_OPS = 10, RS_DTYPES = 19, RS_RULES = 6, RS_SLOTS = 2 };
 
 typedef struct {
   const char* name;
-  rs_loops loops[RS_OPS][RS_DTYPES]; /* [op][dtype]; item_size 0 where there is no kernel */
+  rs_loops loops[RS_OPS][RS_DTYPES]; /* [op][dtype]; acc_item_size 0 where there is no kernel */
   rs_apply_loop* apply[RS_RULES];    /* [rule]; NULL where there is no rule */
   /* 1 if the magnitudes of all float32 are below the float32 with the bits `limit`. */
   int (*within)(const void* values, uint32_t limit, size_t count);

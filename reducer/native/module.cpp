@@ -1,5 +1,6 @@
 // Binds the kernels for Python. Checks every buffer before a kernel reads or writes it.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -83,13 +84,17 @@ class Bytes {
 [[noreturn]] void fail(const std::string& text) { throw nb::value_error(text.c_str()); }
 
 void require_kernel(int op, int dtype) {
-  if (rs_item_size(op, dtype) != 0) {
+  if (rs_acc_item_size(op, dtype) != 0) {
     return;
   }
-  if (rs_item_size(RS_SUM, dtype) == 0) {
-    fail("no kernel for dtype " + std::to_string(dtype) + ": expected a DType number, 1 to 12");
+  if (rs_acc_item_size(RS_SUM, dtype) == 0) {
+    fail("no kernel for dtype " + std::to_string(dtype) + ": expected a DType number, 1 to 18");
   }
-  if (rs_item_size(op, RS_INT8) != 0) {
+  if (rs_acc_item_size(op, RS_INT8) != 0 && rs_block_format(dtype) >= 0) {
+    fail("no kernel for op " + std::to_string(op) + " of dtype " + std::to_string(dtype) +
+         ": blocks have only sum and mean");
+  }
+  if (rs_acc_item_size(op, RS_INT8) != 0) {
     fail("no kernel for op " + std::to_string(op) + " of dtype " + std::to_string(dtype) +
          ": a bitwise op expects an integer dtype");
   }
@@ -103,14 +108,19 @@ void require_16_bit(const char* name, int dtype) {
   }
 }
 
-std::size_t checked(std::int64_t count, std::size_t item_size) {
+// Returns `count`. No element has more than 8 bytes.
+std::size_t checked(std::int64_t count) {
   if (count < 0) {
     fail("count must not be negative, got " + std::to_string(count));
   }
-  if (static_cast<std::uint64_t>(count) > static_cast<std::uint64_t>(PTRDIFF_MAX) / item_size) {
+  if (count > std::int64_t{PTRDIFF_MAX} / 8) {
     fail("count is beyond any memory: " + std::to_string(count));
   }
-  return static_cast<std::size_t>(count) * item_size;
+  return static_cast<std::size_t>(count);
+}
+
+std::size_t checked(std::int64_t count, std::size_t item_size) {
+  return checked(count) * item_size;
 }
 
 // The buffers of a sequence of Python objects.
@@ -143,14 +153,14 @@ ManyBytes read_only_parts(nb::handle parts, std::size_t needed) {
 
 bool begins_in_place(int op, int dtype, bool first, const Bytes& total, const ManyBytes& sources) {
   return first && sources.size() > 1 && sources.all().front().data() == total.data() &&
-         rs_acc_item_size(op, dtype) == rs_item_size(op, dtype);
+         rs_acc_item_size(op, dtype) == rs_part_bytes(dtype, 1);
 }
 
 unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle parts, bool first) {
   require_kernel(op, dtype);
   Bytes total("acc", acc, /*writable=*/true);
   total.require(checked(count, rs_acc_item_size(op, dtype)));
-  const ManyBytes sources = read_only_parts(parts, checked(count, rs_item_size(op, dtype)));
+  const ManyBytes sources = read_only_parts(parts, rs_part_bytes(dtype, checked(count)));
   if (first && sources.size() == 0) {
     fail("fold: nothing to begin from: expected a part with first=True, got none");
   }
@@ -180,8 +190,8 @@ unsigned finish(int op, int dtype, std::int64_t count, std::int64_t world, nb::h
     total.emplace("acc", acc, /*writable=*/false);
     total->require(checked(count, rs_acc_item_size(op, dtype)));
   }
-  const std::size_t size = checked(count, rs_item_size(op, dtype));
-  const ManyBytes sources = read_only_parts(parts, size);
+  const std::size_t size = rs_result_bytes(dtype, checked(count));
+  const ManyBytes sources = read_only_parts(parts, rs_part_bytes(dtype, checked(count)));
   if (!total && sources.size() == 0) {
     fail("finish: nothing to begin from: expected acc or a part, got neither");
   }
@@ -194,6 +204,9 @@ unsigned finish(int op, int dtype, std::int64_t count, std::int64_t world, nb::h
     require_apart(target, *total);
   }
   for (const Bytes& source : sources.all()) {
+    if (dtype >= RS_INT8_BLOCKS_TO_BFLOAT16 && target.overlaps(source)) {
+      fail("finish: out overlaps " + source.name() + ", which is shorter than out");
+    }
     require_apart(target, source);
   }
   const MaybeNoGil nogil(size * sources.size());
@@ -228,6 +241,56 @@ void widen(int dtype, std::int64_t count, nb::handle source, nb::handle out) {
   rs_widen(dtype, static_cast<std::size_t>(count), cast.source.data(), cast.out.data());
 }
 
+int checked_format(const char* name, int dtype) {
+  const int format = rs_block_format(dtype);
+  if (format < 0) {
+    fail(std::string(name) + ": expected a dtype of blocks, 13 to 18, got " +
+         std::to_string(dtype));
+  }
+  return format;
+}
+
+void require_no_overlap(const char* name, const Bytes& one, const Bytes& other) {
+  if (one.overlaps(other)) {
+    fail(std::string(name) + ": " + other.name() + " overlaps " + one.name());
+  }
+}
+
+unsigned quantise(int dtype, std::int64_t count, nb::handle source, nb::handle out,
+                  nb::handle residual, std::optional<std::uint64_t> seed) {
+  const int format = checked_format("quantise", dtype);
+  const std::size_t size = checked(count, sizeof(float));
+  Bytes from("source", source, /*writable=*/false);
+  from.require(size);
+  Bytes to("out", out, /*writable=*/true);
+  to.require(rs_blocks_bytes(format, checked(count)));
+  require_no_overlap("quantise", from, to);
+  std::optional<Bytes> error;
+  if (!residual.is_none()) {
+    error.emplace("residual", residual, /*writable=*/true);
+    error->require(size);
+    require_no_overlap("quantise", from, *error);
+    require_no_overlap("quantise", to, *error);
+  }
+  const MaybeNoGil nogil(size);
+  const unsigned not_finite = rs_quantise(
+      format, checked(count), static_cast<const float*>(from.data()),
+      error ? static_cast<float*>(error->data()) : nullptr, seed ? &*seed : nullptr, to.data());
+  return not_finite != 0 ? RS_NONFINITE : 0;
+}
+
+void dequantise(int dtype, std::int64_t count, nb::handle blocks, nb::handle out) {
+  const int format = checked_format("dequantise", dtype);
+  const std::size_t size = checked(count, sizeof(float));
+  Bytes from("blocks", blocks, /*writable=*/false);
+  from.require(rs_blocks_bytes(format, checked(count)));
+  Bytes to("out", out, /*writable=*/true);
+  to.require(size);
+  require_no_overlap("dequantise", from, to);
+  const MaybeNoGil nogil(size);
+  rs_dequantise(format, checked(count), from.data(), static_cast<float*>(to.data()));
+}
+
 std::vector<float> checked_scalars(int rule, const std::vector<double>& scalars) {
   const int expected = rs_scalar_count(rule);
   if (scalars.size() != static_cast<std::size_t>(expected)) {
@@ -242,12 +305,6 @@ std::vector<float> checked_scalars(int rule, const std::vector<double>& scalars)
     }
   }
   return rounded;
-}
-
-void require_no_overlap(const Bytes& one, const Bytes& other) {
-  if (one.overlaps(other)) {
-    fail("apply: " + other.name() + " overlaps " + one.name());
-  }
 }
 
 unsigned apply(int rule, std::int64_t count, nb::handle parameters, nb::handle gradient,
@@ -266,13 +323,13 @@ unsigned apply(int rule, std::int64_t count, nb::handle parameters, nb::handle g
     fail("apply: rule " + std::to_string(rule) + " has " + std::to_string(rs_slot_count(rule)) +
          " slots, got " + std::to_string(state.size()));
   }
-  require_no_overlap(target, source);
+  require_no_overlap("apply", target, source);
   for (const Bytes& slot : state.all()) {
-    require_no_overlap(target, slot);
-    require_no_overlap(source, slot);
+    require_no_overlap("apply", target, slot);
+    require_no_overlap("apply", source, slot);
   }
   if (state.size() == 2) {
-    require_no_overlap(state.all()[0], state.all()[1]);
+    require_no_overlap("apply", state.all()[0], state.all()[1]);
   }
   const MaybeNoGil nogil(size * (2 + state.size()));
   return rs_apply(rule, static_cast<std::size_t>(count), target.data(), source.data(),
@@ -327,6 +384,10 @@ NB_MODULE(_native, module) {
              "out"_a);
   module.def("narrow", narrow, "dtype"_a, "count"_a, "source"_a, "out"_a);
   module.def("widen", widen, "dtype"_a, "count"_a, "source"_a, "out"_a);
+  module.def("quantise", quantise, "dtype"_a, "count"_a, "source"_a, "out"_a,
+             "residual"_a.none() = nb::none(), "seed"_a.none() = nb::none());
+  module.def("dequantise", dequantise, "dtype"_a, "count"_a, "blocks"_a, "out"_a);
+  module.def("blocks_seed", rs_blocks_seed, "key"_a, "round"_a, "chunk"_a, "rank"_a);
   module.def("apply", apply, "rule"_a, "count"_a, "parameters"_a, "gradient"_a, "slots"_a,
              "scalars"_a);
   module.def("within", within, "count"_a, "values"_a, "limit"_a);
