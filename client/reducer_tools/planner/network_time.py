@@ -113,6 +113,32 @@ def dedicated_gbps(
     return rate if to_reducer is None else min(rate, workers * to_reducer)
 
 
+def exchange_seconds(
+    sent: float,
+    received: float,
+    workers: int,
+    worker_gbps: float,
+    reducers: int,
+    reducer_gbps: float,
+) -> float:
+    """`mixed_seconds` if a contribution has ``sent`` bytes and its result ``received`` bytes.
+
+    The shares of the reducers are as for equal sizes. A hosted reducer with the share x receives
+    W-1 contributions of x and sends as many results of x, so that results load both directions of
+    a NIC. With dedicated reducers alone, the larger of both sizes limits the rate.
+    """
+    hosted = float(hosted_share(workers, worker_gbps, reducers, reducer_gbps))
+    others = hosted * (workers - 1) / workers
+    outward = sent * (1 - hosted + others) + received * others
+    inward = received * (1 - hosted + others) + sent * others
+    at_workers = _wire_seconds(max(outward, inward), "worker_gbps", worker_gbps)
+    if not reducers:
+        return at_workers
+    each = max(sent, received) * (1 - hosted) * workers / reducers
+    at_reducers = _wire_seconds(each, "reducer_gbps", reducer_gbps) if each else 0.0
+    return max(at_workers, at_reducers)
+
+
 def ring_factor(workers: int) -> float:
     """2(W-1)/W: the number of times that a ring moves the array through each NIC, each way."""
     check_count("workers", workers, MOST_WORKERS)
@@ -125,7 +151,7 @@ def ring_gbps(bytes: int, workers: int, seconds: float) -> float:
     return ring_factor(workers) * _wire_seconds(bytes, "worker_gbps", 1.0) / seconds
 
 
-def _wire_seconds(bytes: int, field: str, gbps: float) -> float:
+def _wire_seconds(bytes: float, field: str, gbps: float) -> float:
     check_positive("bytes", bytes)
     check_positive(field, gbps)
     return bytes * HEADER_OVERHEAD * 8 / (gbps * 1e9)

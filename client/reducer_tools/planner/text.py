@@ -45,6 +45,29 @@ def format_price(price: float) -> str:
     return f"{price:,.2f}" if price >= 1 or price == 0 else f"{price:.3g}"
 
 
+def format_rate(gbps: float) -> str:
+    """A rate in Gbit/s or, below 1 Gbit/s, in Mbit/s.
+
+    >>> format_rate(0.2), format_rate(5.0)
+    ('200 Mbit/s', '5 Gbit/s')
+    """
+    return f"{gbps:g} Gbit/s" if gbps >= 1 else f"{gbps * 1000:g} Mbit/s"
+
+
+def format_share(share: float) -> str:
+    """A part of 1 in percent, with three digits or fewer. Only 1 is "100 %".
+
+    >>> format_share(0.95), format_share(0.00651), format_share(0.99996), format_share(0.00001)
+    ('95 %', '0.65 %', '99.9 %', '< 0.01 %')
+    """
+    percent = share * 100
+    if percent < 0.01:
+        return "< 0.01 %"
+    if 99.9 < percent < 100:
+        return "99.9 %"
+    return f"{percent:.3g} %" if percent >= 1 else f"{percent:.2f} %"
+
+
 def wrap(sentences: Sequence[str]) -> list[str]:
     """Wrap the sentences, each from a new line, with its further lines indented."""
     return [
