@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import click
 
 from reducer.wire.codes import ITEM_SIZES, DType
+from reducer_tools.cli import plan_link
 from reducer_tools.cli.documents import name_file, read_document
 from reducer_tools.cli.extras import need
 from reducer_tools.cli.machines import builtin_machines, load_machines, machines_option
@@ -75,6 +76,7 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 )
 @click.option(
     "--parameters",
+    "--params",
     metavar="COUNT",
     callback=count_option,
     help="Number of parameters of the model, such as 340M or 7B. The command then computes "
@@ -87,13 +89,17 @@ def _time(name: str, help: str) -> Callable[..., Any]:
     help=f"dtype in which the gradients of --parameters are sent: {', '.join(_DTYPES)}. "
     "[default: float32]",
 )
-@_time("--step", "Measured time of a training step over a ring, such as 250ms.")
+@_time(
+    "--step",
+    "Measured time of a training step over a ring, such as 250ms; with --link, the time of a step "
+    "without communication.",
+)
 @_time("--compute", "Time of a training step without communication, if --step is not given.")
 @click.option(
     "--overlap",
     type=float,
-    default=0.0,
-    help="Fraction of the computation that overlaps with communication: 0 to 1. [default: 0]",
+    help="Fraction of the computation that overlaps with communication: 0 to 1. [default: 0; with "
+    "--link 2/3, the fraction of the backward pass]",
 )
 @click.option(
     "--spec",
@@ -108,6 +114,7 @@ def _time(name: str, help: str) -> Callable[..., Any]:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write a plot of the times over the number of dedicated reducers to this PNG file.",
 )
+@plan_link.link_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**given: Any) -> None:
     """Compute how many dedicated reducers a cluster needs.
@@ -118,6 +125,9 @@ def command(**given: Any) -> None:
     off. The times count the bytes on the NICs and the packet headers, and neither latency nor CPU
     time. They are therefore the best times that reducers and a ring can reach.
 
+    With --link the command says how workers behind slow links keep their machines busy: with which
+    wire dtype, or with DiLoCo or Streaming DiLoCo and which H. These times count the latency.
+
     \b
       reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32
       reducer plan --workers 4 --worker-gbps 100 --reducer-gbps 100 --reducers 0
@@ -125,13 +135,18 @@ def command(**given: Any) -> None:
           --parameters 340M --step 250ms --worker-price 30 --reducer-price 0.60
       reducer plan --workers 4 --worker-gbps 100 --reducer-gbps 100 --flow-gbps 5 --lanes 2
       reducer plan --spec job.yaml
+      reducer plan --link 200mbit --rtt 30ms --params 1.1b --step 1.2s
     """
     if given["show_machines"]:
         click.echo(builtin_machines(), nl=False)
         return
+    if given["link"] is not None:
+        _answer_link(given)
+        return
     machines = load_machines(given["machines"])
     job = _read_job(given["spec"])
     try:
+        plan_link.refuse_without_link(given)
         plan, sizing = request.answer(_make_request(given), machines, job)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -140,6 +155,13 @@ def command(**given: Any) -> None:
     show = report.as_json if given["as_json"] else report.as_text
     shown = show(plan, sizing)
     click.echo(shown if isinstance(shown, str) else json.dumps(shown))
+
+
+def _answer_link(given: dict[str, Any]) -> None:
+    try:
+        click.echo(plan_link.answer(given))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _make_request(given: dict[str, Any]) -> request.Request:
@@ -155,7 +177,7 @@ def _make_request(given: dict[str, Any]) -> request.Request:
         reducers=given["reducers"],
         step_seconds=given["step"],
         compute_seconds=given["compute"],
-        overlap=given["overlap"],
+        overlap=given["overlap"] or 0.0,
         flows=Flows(given["flow_gbps"], given["lanes"]),
     )
 

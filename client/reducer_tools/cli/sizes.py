@@ -12,6 +12,7 @@ from reducer.units import parse_seconds, parse_size
 
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_BITS = {"K": 1e-6, "M": 1e-3, "G": 1.0}
 
 
 Value = TypeVar("Value")
@@ -63,6 +64,30 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def parse_gbps(text: str) -> float:
+    """Gbit/s of ``"200mbit"``, ``"1.5 Gbit/s"`` or ``"100Mbps"``; no number is a rate by itself.
+
+    Raises ValueError for other text and for 0.
+    """
+    # No MBps, which is bytes.
+    number, unit = r"(\d{1,9}(?:\.\d{1,9})?)", r"([KkMmGg])(?:[Bb]it(?:/s)?|BIT|bps|b/s)"
+    match = re.fullmatch(rf"{number}\s*{unit}", text.strip())
+    rate = float(match[1]) * _BITS[match[2].upper()] if match else 0.0
+    if rate <= 0:
+        raise ValueError("expected a rate such as 200mbit, 1gbit or 2.5Gbit/s")
+    return rate
+
+
+def parse_share(text: str) -> float:
+    """The part of 1 in ``"95%"`` or ``"0.95"``; ValueError for other text."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(%?)", text.strip())
+    if match is None:
+        raise ValueError("expected a part such as 95% or 0.95")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
 size_option = _option(parse_bytes)
 seconds_option = _option(parse_seconds)
 count_option = _option(parse_count)
+rate_option = _option(parse_gbps)
+share_option = _option(parse_share)
