@@ -102,13 +102,19 @@ class Engine:
         target: Buffer | None,
         notify: bool = False,
         priority: int = 0,
+        residual: Buffer | None = None,
+        stochastic: bool = False,
     ) -> Operation:
         """Submit one round.
 
         `source` is copied before the call returns. If `source` is `target`, the engine may instead
         read it until the operation is done. The engine writes to `target` until then. With `wide`,
-        source and target are float32 and `dtype` is the 16-bit type on the wire. With `notify`,
-        `next_finished` returns the operation.
+        source and target are float32 and `dtype` is the 16-bit type or the blocks on the wire. With
+        `notify`, `next_finished` returns the operation.
+
+        For blocks: `residual`, float32 with as many elements as `source`, is added to the source,
+        and holds what the blocks lack of the sum when the call returns; if the round fails, a part
+        of it may have changed. `stochastic` rounds at random, the same bits each time.
 
         Raises ValueError or BufferError for bad arguments, and EngineError when the group has
         ended.

@@ -208,14 +208,17 @@ class SimCluster:
         wide: bool = False,
         root: int = 0,
         count: int | None = None,
+        residual: np.ndarray | None = None,
+        stochastic: bool = False,
     ) -> Any:
         """Submit an operation of one rank; `count` defaults to the elements of `source`."""
         if count is None:
             assert source is not None
             count = source.size
         return self.states[rank].submit(
-            collective, op, dtype, wide, key, root, count, source, target
-        )
+            collective, op, dtype, wide, key, root, count, source, target,
+            residual=residual, stochastic=stochastic,
+        )  # fmt: skip
 
     def finish(self, operations: list[Any]) -> None:
         """Pump until all operations are finished; their errors stay on them."""

@@ -16,7 +16,10 @@ import numpy as np
 
 from reducer.core.runs.sums import FOLD_AT_ONCE
 from reducer.core.surface.settings import MOST_SUMMED
+from reducer.kernels import load
+from reducer.wire.codes import DType
 from reducer.wire.keys import key_id
+from tests.support.block_rounds import DTYPES, BlocksRound
 from tests.support.laws import Laws
 from tests.support.simfaults import FaultyCluster
 from tests.support.storm_loop import StormLoop
@@ -29,14 +32,21 @@ ROUNDS_OF_A_SPELL = 20
 CALM = 4.0  # seconds between spells, else a rank could be silent for 5 s and be lost
 
 
+def dtypes_of(seed: int, keys: list[str]) -> dict[str, DType]:
+    """A third of the keys are sent in blocks. This changes no other choice of the seed."""
+    rng = random.Random(f"dtypes {seed}")
+    return {key: rng.choice((*DTYPES, *[DType.FLOAT32] * 2 * len(DTYPES))) for key in keys}
+
+
 @dataclass
 class Operation:
     handle: Any
     target: np.ndarray
     expected: bytes
+    chunk_bytes: int  # of the target
 
     def holds(self, chunk: int) -> bool:
-        piece = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        piece = slice(chunk * self.chunk_bytes, (chunk + 1) * self.chunk_bytes)
         return self.handle.done or self.target.tobytes()[piece] == self.expected[piece]
 
 
@@ -59,6 +69,7 @@ class Storm(StormLoop):
             self.world += FOLD_AT_ONCE  # some parts are folded before the last one has come
         lanes = tuple(self.rng.choice((1, 1, 2)) for _ in range(self.rng.randrange(1, 4)))
         self.keys = [f"key-{n}" for n in range(self.rng.randrange(1, 4))]
+        self.dtypes = dtypes_of(self.seed, self.keys)
         self.cluster = FaultyCluster(
             self.world, lanes, table=TABLE, seed=self.seed, silence=1.0,
             credit=self.rng.choice((CHUNK * 4, CHUNK * 16, 4 << 20)), digest_every=self.seed % 4,
@@ -84,11 +95,19 @@ class Storm(StormLoop):
         count = int(rng.integers(1, 12 * CHUNK // 4))
         return rng.standard_normal((self.world, count), dtype=np.float32)
 
-    def expected(self, values: np.ndarray) -> bytes:
+    def expected(self, key: str, number: int, values: np.ndarray) -> bytes:
+        if self.dtypes[key] != DType.FLOAT32:
+            round_ = self.blocks(key, number)
+            return round_.expected(dict(enumerate(values)), self.world).tobytes()
         total = values[0].copy()
         for part in values[1:]:
             total += part
         return total.tobytes()
+
+    def blocks(self, key: str, number: int) -> BlocksRound:
+        return BlocksRound(
+            self.dtypes[key], key, number, table=TABLE, stochastic=True, kernels=load()
+        )
 
     def submit_some(self) -> None:
         """Let each rank submit some of its keys, in its own random order."""
@@ -103,16 +122,20 @@ class Storm(StormLoop):
             values = self.values(key, number)
             target = np.zeros_like(values[rank])
             source = values[rank].copy()
-            handle = self.cluster.submit(rank, key, source, target)
-            operation = Operation(handle, target, self.expected(values))
+            dtype = self.dtypes[key]
+            quantised = dtype != DType.FLOAT32
+            handle = self.cluster.submit(
+                rank, key, source, target, dtype=dtype, wide=quantised, stochastic=quantised
+            )
+            chunk_bytes = self.blocks(key, number).chunk_bytes if quantised else CHUNK
+            expected = self.expected(key, number, values)
+            operation = Operation(handle, target, expected, chunk_bytes)
             self.open.append(operation)
             self.all[rank, key_id(key), number] = operation
 
     def chunks(self, key: int, number: int) -> int:
-        sizes = [
-            len(o.expected) for r in range(self.world) if (o := self.all.get((r, key, number)))
-        ]
-        return -(-max(sizes, default=0) // CHUNK)
+        found = (self.all.get((rank, key, number)) for rank in range(self.world))
+        return max((-(-len(o.expected) // o.chunk_bytes) for o in found if o), default=0)
 
     def holds(self, rank: int, key: int, number: int, chunk: int) -> bool:
         operation = self.all.get((rank, key, number))

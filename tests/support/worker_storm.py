@@ -2,7 +2,8 @@
 
 ``python -m tests.support.worker_storm --seeds 1000`` looks for a seed that breaks a law; the same
 seed gives the same run. The contributions are integers, so every sum is compared to the unit with
-the sum over the members that its ledger names.
+the sum over the members that its ledger names. Some keys are sent in blocks; their results are
+compared with those of the kernels.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from reducer.kernels import load
+from reducer.wire.codes import DType
 from reducer.wire.errors import ErrorCode
+from tests.support.block_rounds import BlocksRound
 from tests.support.laws import counts_what_it_holds
 from tests.support.simelastic import ElasticCluster
+from tests.support.storm import dtypes_of
 from tests.support.storm_loop import StormLoop
 
 CHUNK = 1_024
@@ -52,6 +57,7 @@ class WorkerStorm(StormLoop):
         self.least = rng.choice((1, 1, 2))  # workers that the storm leaves alone
         lanes = tuple(rng.choice((1, 1, 2)) for _ in range(rng.randrange(1, 4)))
         self.keys = [f"key-{n}" for n in range(rng.randrange(1, 4))]
+        self.dtypes = dtypes_of(self.seed, self.keys)
         self.cluster = ElasticCluster(
             self.world, lanes, table=TABLE, seed=self.seed, silence=1.0,
             credit=rng.choice((CHUNK * 4, CHUNK * 16, 4 << 20)), digest_every=self.seed % 4,
@@ -93,7 +99,10 @@ class WorkerStorm(StormLoop):
             self.next_round[rank, key] = number + 1
             values = self.values(key, number)
             target = np.zeros_like(values[rank])
-            handle = self.cluster.submit(rank, key, values[rank].copy(), target)
+            dtype = self.dtypes[key]
+            handle = self.cluster.submit(
+                rank, key, values[rank].copy(), target, dtype=dtype, wide=dtype != DType.FLOAT32
+            )
             self.open.append(Operation(rank, key, number, handle, target))
 
     def check(self) -> None:
@@ -121,7 +130,7 @@ class WorkerStorm(StormLoop):
         values, at = self.values(operation.key, operation.number), 0
         for elements, epoch in handle.sets:
             members = self.cluster.members(epoch, state.view)
-            expected = values[members, at : at + elements].sum(axis=0)
+            expected = self.sum_of(operation, values, members)[at : at + elements]
             found = operation.target[at : at + elements]
             assert (expected == found).all(), f"I2: seed {self.seed}: {operation}: {handle.sets}"
             self.shrunk += len(members) < self.world
@@ -130,6 +139,13 @@ class WorkerStorm(StormLoop):
         self.mixed += len(handle.sets) > 1
         done = self.results.setdefault((operation.key, operation.number), {})
         done[rank] = (operation.target.tobytes(), handle.sets)
+
+    def sum_of(self, operation: Operation, values: np.ndarray, members: list[int]) -> np.ndarray:
+        dtype, key = self.dtypes[operation.key], operation.key
+        if dtype == DType.FLOAT32:
+            return np.asarray(values[members].sum(axis=0))
+        round_ = BlocksRound(dtype, key, operation.number, table=TABLE, kernels=load())
+        return round_.expected({rank: values[rank] for rank in members}, self.world)
 
     def check_agreement(self) -> None:
         """I1: every rank that is in to the end has the same bits and the same sets."""

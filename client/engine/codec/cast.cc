@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "codec/crc.h"
+#include "codec/layout.h"
 #include "codec/wire.h"
 
 #if defined(__x86_64__)
@@ -148,7 +149,17 @@ uint32_t narrow_crc32c(uint8_t dtype, const float* from, void* to, size_t count)
   return crc;
 }
 
+uint32_t quantise_crc32c(uint8_t dtype, const float* from, float* residual, const uint64_t* seed,
+                         void* to, size_t count) {
+  rs_quantise(block_format(dtype), count, from, residual, seed, to);
+  return crc32c(to, contribution_layout(dtype).bytes(count));
+}
+
 void widen(uint8_t dtype, const void* from, float* to, size_t count) {
+  if (has_block_results(dtype)) {
+    rs_dequantise(block_format(dtype), count, from, to);
+    return;
+  }
   const auto* in = static_cast<const uint16_t*>(from);
   if (dtype == kFloat16) {
     widen_f16(in, to, count);

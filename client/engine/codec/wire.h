@@ -90,7 +90,22 @@ enum DType : uint8_t {
   kUInt64 = 10,
   kFloat8E4M3 = 11,
   kFloat8E5M2 = 12,
+  // Quantised blocks of float32, since minor 5. The results of the last three are in bfloat16.
+  kInt8Blocks = 13,
+  kE4M3Blocks = 14,
+  kE3M0Blocks = 15,
+  kInt8BlocksToBFloat16 = 16,
+  kE4M3BlocksToBFloat16 = 17,
+  kE3M0BlocksToBFloat16 = 18,
 };
+
+constexpr uint32_t kBlocksMinor = 5;
+constexpr bool is_blocks(uint8_t dtype) {
+  return dtype >= kInt8Blocks && dtype <= kE3M0BlocksToBFloat16;
+}
+constexpr bool has_block_results(uint8_t dtype) {
+  return dtype >= kInt8Blocks && dtype <= kE3M0Blocks;
+}
 
 enum Op : uint8_t {
   kNone = 0,
@@ -105,6 +120,7 @@ enum Op : uint8_t {
   kBxor = 9,
 };
 
+constexpr uint32_t kBitwiseMinor = 1;
 constexpr bool is_bitwise(uint8_t op) { return op >= kBand && op <= kBxor; }
 constexpr bool is_integer(uint8_t dtype) { return dtype >= kInt8 && dtype <= kUInt64; }
 
@@ -137,7 +153,7 @@ enum class ErrorCode : uint32_t {
   kEvicted = 16,
 };
 
-// Size of one element in bytes; 0 for an unknown dtype.
+// Size of one element in bytes; 0 for blocks and for an unknown dtype. layout.h has all sizes.
 constexpr uint32_t item_size(uint8_t dtype) {
   switch (dtype) {
     case kFloat32:

@@ -96,7 +96,7 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
   for (uint32_t i = 0; i < chunks; ++i) {
     const uint32_t chunk = rotated(i, chunks, reducers, options.rank);
     ChunkCopy copy = copy_chunk(*round, chunk, options.rank, submission.source, submission.target,
-                                state_.pool.get());
+                                submission.residual, state_.pool.get());
     const bool small = chunks == 1 && copy.length <= kSmallBytes;
     std::unique_lock<std::mutex> io;
     Loop* loop = nullptr;

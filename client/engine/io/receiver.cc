@@ -195,9 +195,9 @@ std::optional<Failure> Receiver::end_payload() {
   size_t size = header_.length;
   if (target_.kept != nullptr) std::memcpy(target_.kept->data, place, size);
   if (target_.wide != nullptr) {
-    widen(header_.dtype, scratch_.data(), target_.wide, header_.length / sizeof(uint16_t));
+    widen(header_.dtype, scratch_.data(), target_.wide, target_.elements);
     place = reinterpret_cast<const uint8_t*>(target_.wide);
-    size *= sizeof(float) / sizeof(uint16_t);
+    size = target_.elements * sizeof(float);
   }
   if (target_.reread) header_.payload_crc = crc32c(place, size);
   target_.kept.reset();

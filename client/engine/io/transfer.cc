@@ -82,7 +82,7 @@ void Loop::fill(Connection* c, double now) {
     const Round& round = *next->round;
     try {
       copy = copy_chunk(round, next->chunk, state_.options().rank, round.source, round.target,
-                        state_.pool.get());
+                        nullptr, state_.pool.get());
     } catch (...) {
       const Change change(&shared_, this);
       state_.not_copied(*next);

@@ -14,10 +14,12 @@ struct ChunkCopy {
   uint32_t crc = 0;
 };
 
-// Copies one chunk of the source; casts and computes the CRC in the same pass. For broadcast and
+// Copies one chunk of the source; casts or quantises it, and computes the CRC. For broadcast and
 // all-gather also copies this rank's own bytes into the target, because no lane sends them back.
 // Takes no lock of the engine and reads no State, so any thread may call it.
+//
+// `residual`: null, or memory as for the source, which blocks read and change: once per chunk.
 ChunkCopy copy_chunk(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* source,
-                     uint8_t* target, Pool* pool);
+                     uint8_t* target, float* residual, Pool* pool);
 
 }  // namespace ors

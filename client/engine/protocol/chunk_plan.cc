@@ -23,29 +23,32 @@ std::optional<ChunkPlan> ChunkPlan::make(const Descriptor& round, uint32_t world
                                          const ChunkTable& table, std::string* why) {
   constexpr uint64_t kMaxVectorBytes = uint64_t{1} << 50;  // keeps every product below 2^64
   ChunkPlan plan;
-  plan.item_bytes_ = item_size(round.dtype);
+  plan.sent_ = contribution_layout(round.dtype);
+  plan.received_ = result_layout(round.dtype);
   plan.count_ = round.count;
   if (round.collective == kAllGather || round.collective == kReduceScatter) {
     plan.vectors_ = world_size;
   }
-  if (round.count > kMaxVectorBytes / plan.item_bytes_) {
+  const uint64_t unit = plan.sent_.unit;
+  const uint64_t unit_bytes = plan.larger(unit);
+  if (round.count / unit > kMaxVectorBytes / unit_bytes) {
     *why = "a round of " + std::to_string(round.count) + " elements is more than 2^50 bytes";
     return std::nullopt;
   }
-  const uint64_t vector_bytes = round.count * plan.item_bytes_;
-  const uint64_t round_bytes = vector_bytes * plan.vectors_;
+  const uint64_t round_bytes = plan.larger(round.count) * plan.vectors_;
   uint64_t chunk_bytes = table.front().chunk_bytes;
   for (const ChunkRow& row : table) {
     if (row.least_round_bytes <= round_bytes) chunk_bytes = row.chunk_bytes;
   }
-  const uint64_t per_vector = std::max<uint64_t>(1, (vector_bytes + chunk_bytes - 1) / chunk_bytes);
+  plan.chunk_elements_ = std::max<uint64_t>(1, chunk_bytes / unit_bytes) * unit;
+  const uint64_t per_vector =
+      std::max<uint64_t>(1, (round.count + plan.chunk_elements_ - 1) / plan.chunk_elements_);
   if (per_vector > kMaxChunks / plan.vectors_) {
     *why = "a round of " + std::to_string(round_bytes) + " bytes has more than 2^24 chunks of " +
            std::to_string(chunk_bytes) + ": use larger chunks (chunk_table of rank 0)";
     return std::nullopt;
   }
   plan.per_vector_ = static_cast<uint32_t>(per_vector);
-  plan.chunk_elements_ = chunk_bytes / plan.item_bytes_;
   return plan;
 }
 
@@ -54,12 +57,20 @@ Range ChunkPlan::range(uint32_t chunk) const {
   return {chunk % vectors_, offset, std::min(chunk_elements_, count_ - offset)};
 }
 
-uint32_t ChunkPlan::bytes(uint32_t chunk) const {
-  return static_cast<uint32_t>(range(chunk).elements * item_bytes_);
+uint64_t ChunkPlan::larger(uint64_t elements) const {
+  return std::max(sent_.bytes(elements), received_.bytes(elements));
+}
+
+uint32_t ChunkPlan::contribution_bytes(uint32_t chunk) const {
+  return static_cast<uint32_t>(sent_.bytes(range(chunk).elements));
+}
+
+uint32_t ChunkPlan::result_bytes(uint32_t chunk) const {
+  return static_cast<uint32_t>(received_.bytes(range(chunk).elements));
 }
 
 uint64_t ChunkPlan::cost(uint32_t chunk) const {
-  return std::max<uint64_t>(bytes(chunk), kMinChunkCost);
+  return std::max(larger(range(chunk).elements), kMinChunkCost);
 }
 
 uint32_t caller_item_bytes(const Descriptor& d) { return d.wide ? 4 : item_size(d.dtype); }

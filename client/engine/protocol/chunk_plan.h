@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/layout.h"
 #include "codec/wire.h"
 
 namespace ors {
@@ -28,7 +29,7 @@ struct Descriptor {
   uint8_t collective = 0;
   uint8_t op = 0;
   uint8_t dtype = 0;
-  bool wide = false;  // the caller's tensor is float32, sent in the 16-bit `dtype`
+  bool wide = false;  // the caller's tensor is float32, sent in the 16 bits or blocks of `dtype`
   uint64_t count = 0;
   uint16_t root = 0;
 };
@@ -52,18 +53,22 @@ class ChunkPlan {
   uint32_t chunks() const { return vectors_ * per_vector_; }
   uint32_t vectors() const { return vectors_; }
   uint64_t count() const { return count_; }
-  uint32_t item_bytes() const { return item_bytes_; }
   Range range(uint32_t chunk) const;
-  uint32_t bytes(uint32_t chunk) const;
+  uint32_t contribution_bytes(uint32_t chunk) const;
+  uint32_t result_bytes(uint32_t chunk) const;
   uint64_t cost(uint32_t chunk) const;  // credit that the chunk uses; the same for empty frames
-  uint64_t chunk_bytes() const {
-    return chunk_elements_ * item_bytes_;
-  }  // of all chunks but the last of a vector
+  // Of all chunks but the last of a vector: the larger of a contribution and of the result.
+  uint64_t chunk_bytes() const { return larger(chunk_elements_); }
+  // Bytes that a rank contributes to one vector.
+  uint64_t vector_bytes() const { return sent_.bytes(count_); }
 
  private:
+  uint64_t larger(uint64_t elements) const;
+
   uint32_t vectors_ = 1;
   uint32_t per_vector_ = 1;
-  uint32_t item_bytes_ = 1;
+  Layout sent_;      // of contributions
+  Layout received_;  // of results
   uint64_t count_ = 0;
   uint64_t chunk_elements_ = 1;
 };

@@ -38,8 +38,9 @@ void Comparisons::begin_due(double now) {
     if (auto failure = rounds_.open(s, now, &round)) return run_.end(*failure);
     round->comparison = std::move(comparison);
     for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
-      rounds_.ready(round, chunk,
-                    copy_chunk(*round, chunk, run_.options.rank, s.source, s.target, &pool_));
+      rounds_.ready(
+          round, chunk,
+          copy_chunk(*round, chunk, run_.options.rank, s.source, s.target, nullptr, &pool_));
     }
   }
 }

@@ -16,6 +16,7 @@ namespace ors {
 struct Target {
   uint8_t* bytes = nullptr;  // destination of the bytes of the wire
   float* wide = nullptr;     // destination if widened to float32; both null: drop the payload
+  uint64_t elements = 0;     // of `wide`
   bool reread = false;       // the end of the result brings a CRC made by reading the target again
   BufferRef kept;            // gets a copy of the bytes of the wire
 };

@@ -51,7 +51,8 @@ const char* Results::check_result(const Lane& lane, const Round& r, const Header
     return "a result with a rank outside the world size";
   if (h.done > h.epoch) return "a result of a later origin than its epoch";
   const bool full = gets_bytes(d, r.plan, h.chunk, run_.options.rank);
-  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of the wrong length";
+  const uint32_t expected = full ? r.plan.result_bytes(h.chunk) : 0;
+  return h.length == expected ? nullptr : "a result of the wrong length";
 }
 
 std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* target) {
@@ -87,6 +88,7 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
   uint8_t* place = round->target + (first + range.offset) * caller_item_bytes(d);
   if (d.wide) {
     target->wide = reinterpret_cast<float*>(place);
+    target->elements = range.elements;
   } else {
     target->bytes = place;
   }
@@ -118,6 +120,7 @@ void Results::ends(Lane* lane, const Header& h, double now) {
     chunk.origin = Origin{static_cast<uint32_t>(h.done),
                           static_cast<uint16_t>(h.flags & (kOverflow | kNan | kNonFinite)), h.rank};
     chunk.copy = std::move(kept);
+    chunk.length = h.length;
     chunk.crc = crc;
   }
   round->flags |= h.flags & (kOverflow | kNan | kNonFinite);

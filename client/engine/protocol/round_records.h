@@ -80,9 +80,12 @@ struct Round {
   const Descriptor descriptor;
   const ChunkPlan plan;
   KeyRecord* key = nullptr;
+  uint64_t key_id = 0;  // for threads that copy: `key` is gone after a failure
   uint64_t number = 0;
+  bool stochastic = false;  // the rounding to blocks
   // The caller's memory; valid until the operation is done. `source` is set only if it is lent or
-  // is the target (an in-place all-reduce). Then a chunk is copied just before it is sent.
+  // is the target (an in-place all-reduce), and there is no residual. Then a chunk is copied just
+  // before it is sent.
   // `users`: how many receivers and copying threads use this memory now.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;

@@ -49,13 +49,18 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
   if (auto collision = keys_.record(s.key, now, &record)) return collision;
   auto round = std::make_shared<Round>(s.descriptor, *plan);
   round->key = record;
+  round->key_id = record->id;
   round->number = record->next_round;
   round->target = s.target;
   round->moments.submitted = now;
   round->priority = s.priority;
+  round->stochastic = s.stochastic;
   round->order = submitted_;
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
-  if ((s.lent || in_place) && plan->chunks() > 1) round->source = s.source;
+  // A chunk with a residual is copied by the submitter, exactly once. Of two senders each could
+  // copy it, if it moves to another lane.
+  const bool later = (s.lent || in_place) && s.residual == nullptr && plan->chunks() > 1;
+  if (later) round->source = s.source;
   round->operation = s.operation ? s.operation : std::make_shared<Operation>(s.key, s.notify);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
@@ -67,8 +72,9 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
     throw;
   }
   // Nothing below can fail: the round is submitted.
-  round->operation->begin(round->number, plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes,
-                          round->shares.front()->lane->loop);
+  const bool small = plan->chunks() == 1 && plan->contribution_bytes(0) <= kSmallBytes &&
+                     plan->result_bytes(0) <= kSmallBytes;
+  round->operation->begin(round->number, small, round->shares.front()->lane->loop);
   last_used_ = now;
   ++record->next_round;
   ++submitted_;
@@ -213,9 +219,8 @@ void Rounds::give_back(Round* round) {
 }
 
 void Rounds::trace(const Round& round, const std::optional<Failure>& failure) {
-  const Descriptor& d = round.descriptor;
-  RoundTrace found{round.operation->key(), round.number,  d.count * item_size(d.dtype),
-                   d.collective,           round.moments, failure ? failure->message : ""};
+  RoundTrace found{round.operation->key(),      round.number,  round.plan.vector_bytes(),
+                   round.descriptor.collective, round.moments, failure ? failure->message : ""};
   if (failure) found.moments.last_result = std::max(found.moments.last_result, run_.ticked_at);
   traces_.push_back(std::move(found));
 }

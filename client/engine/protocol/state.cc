@@ -72,13 +72,20 @@ std::optional<Failure> State::refuse(const Submission& s) const {
                        " is lost: until the next era, only all_reduce and barrier go on without it",
                    "lost", lost.back().rank);
   }
-  if (!is_bitwise(s.descriptor.op)) return std::nullopt;
+  if (is_bitwise(s.descriptor.op)) return too_old(kBitwiseMinor, "band, bor and bxor need");
+  if (is_blocks(s.descriptor.dtype)) return too_old(kBlocksMinor, "a quantised wire_dtype needs");
+  return std::nullopt;
+}
+
+// Returns a failure if a lane speaks an older minor version than this.
+std::optional<Failure> State::too_old(uint32_t minor, const std::string& what) const {
+  const std::string major = std::to_string(kProtocolMajor) + ".";
   for (const Lane* lane : lanes_.all()) {
-    if (!lane->welcomed() || lane->welcome.minor >= 1) continue;
-    return Failure(ErrorCode::kVersion,
-                   lane->name + " speaks protocol " + std::to_string(kProtocolMajor) + "." +
-                       std::to_string(lane->welcome.minor) +
-                       "; band, bor and bxor need 1.1: upgrade that reducer to this release");
+    if (!lane->welcomed() || lane->welcome.minor >= minor) continue;
+    return Failure(ErrorCode::kVersion, lane->name + " speaks protocol " + major +
+                                            std::to_string(lane->welcome.minor) + "; " + what +
+                                            " " + major + std::to_string(minor) +
+                                            ": upgrade that reducer to this release");
   }
   return std::nullopt;
 }

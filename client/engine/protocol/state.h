@@ -150,6 +150,7 @@ class State {
 
  private:
   std::optional<Failure> refuse(const Submission& submission) const;
+  std::optional<Failure> too_old(uint32_t minor, const std::string& what) const;
   void end_if_over();
   std::optional<Failure> dispatch(Lane* lane, const Header& header, const uint8_t* payload,
                                   double now);

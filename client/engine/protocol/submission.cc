@@ -18,11 +18,34 @@ uint64_t target_count(const Descriptor& d, uint32_t world_size) {
   return d.collective == kAllGather ? d.count * world_size : d.count;
 }
 
+std::optional<std::string> check_blocks(const Descriptor& d) {
+  const std::string dtype = "dtype " + std::to_string(d.dtype);
+  if (!d.wide) return dtype + " holds float32: expected wide";
+  if (d.collective != kAllReduce && d.collective != kReduceScatter) {
+    return dtype + " is for all_reduce and reduce_scatter, got collective " +
+           std::to_string(d.collective);
+  }
+  if (d.op == kSum || d.op == kMean) return std::nullopt;
+  return dtype + " is for op 1 and 2, sum and mean; got " + std::to_string(d.op);
+}
+
+std::optional<std::string> check_residual(const Submission& s) {
+  if (s.residual == nullptr) return std::nullopt;
+  if (!is_blocks(s.descriptor.dtype)) {
+    return "a residual is for blocks, got dtype " + std::to_string(s.descriptor.dtype);
+  }
+  if (s.residual_bytes == s.source_bytes) return std::nullopt;
+  return "the residual has " + std::to_string(s.residual_bytes) + " bytes, expected " +
+         std::to_string(s.source_bytes) + ", as the source";
+}
+
 std::optional<std::string> check_descriptor(const Descriptor& d, uint32_t world_size) {
   if (d.collective < kAllReduce || d.collective > kBarrier) return "unknown collective";
-  if (item_size(d.dtype) == 0) return "unknown dtype " + std::to_string(d.dtype);
-  if (d.wide && d.dtype != kFloat16 && d.dtype != kBFloat16) {
-    return "a float32 tensor can be sent as float16 or bfloat16, got dtype " +
+  if (!contribution_layout(d.dtype).known()) return "unknown dtype " + std::to_string(d.dtype);
+  if (is_blocks(d.dtype)) {
+    if (auto wrong = check_blocks(d)) return wrong;
+  } else if (d.wide && d.dtype != kFloat16 && d.dtype != kBFloat16) {
+    return "a float32 tensor can be sent as float16, bfloat16 or blocks, got dtype " +
            std::to_string(d.dtype);
   }
   if (d.root >= world_size || (d.root != 0 && d.collective != kBroadcast)) {
@@ -84,6 +107,7 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
                                 !barrier && !receiver_only)) {
     return wrong;
   }
+  if (auto wrong = check_residual(s)) return wrong;
   return check_buffer("target", s.target != nullptr, s.target_bytes,
                       target_count(d, options.world_size), item, !barrier && !root);
 }

@@ -19,8 +19,14 @@ struct Submission {
   size_t source_bytes = 0;
   uint8_t* target = nullptr;  // null if this rank receives nothing
   size_t target_bytes = 0;
-  bool lent = false;     // the caller does not change the source until the operation is done
-  int32_t priority = 0;  // waiting rounds with a higher one are sent first; may differ per rank
+  // Error feedback, for blocks: null, or as many float32 as the source has. They are added to the
+  // source, and then hold what the blocks lack of the sum. Used until submit() has returned. If the
+  // round fails, some of them may have changed.
+  float* residual = nullptr;
+  size_t residual_bytes = 0;
+  bool stochastic = false;  // blocks are rounded at random; each time with the same bits
+  bool lent = false;        // the caller does not change the source until the operation is done
+  int32_t priority = 0;     // waiting rounds with a higher one are sent first; may differ per rank
   bool notify = false;
   OperationRef operation;  // to finish; null: a new one is created
 };

@@ -45,7 +45,8 @@ ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows
 
 Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
                            int64_t root, uint64_t count, nb::object source, nb::object target,
-                           bool notify, int32_t priority, Pins* pins) {
+                           bool notify, int32_t priority, nb::object residual, bool stochastic,
+                           Pins* pins) {
   const auto small = [](int64_t value, int64_t most, const char* name) {
     if (value < 0 || value > most) throw nb::value_error(name);
     return value;
@@ -70,6 +71,12 @@ Submission make_submission(int collective, int op, int dtype, bool wide, const s
     s.target = pins->target->data();
     s.target_bytes = pins->target->size();
   }
+  if (!residual.is_none()) {
+    pins->residual = std::make_unique<Pin>(residual, true);
+    s.residual = reinterpret_cast<float*>(pins->residual->data());
+    s.residual_bytes = pins->residual->size();
+  }
+  s.stochastic = stochastic;
   return s;
 }
 

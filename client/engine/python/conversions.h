@@ -33,7 +33,8 @@ ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows
 // Converts the arguments of a submit and pins its buffers. Raises ValueError on invalid arguments.
 Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
                            int64_t root, uint64_t count, nb::object source, nb::object target,
-                           bool notify, int32_t priority, Pins* pins);
+                           bool notify, int32_t priority, nb::object residual, bool stochastic,
+                           Pins* pins);
 
 nb::object to_python(const Value& value);
 nb::list losses_of(const Route& route);                  // (epoch, rank)

@@ -89,12 +89,13 @@ class PyEngine {
 
   nb::object submit(int collective, int op, int dtype, bool wide, const std::string& key,
                     int64_t root, uint64_t count, nb::object source, nb::object target, bool notify,
-                    int32_t priority) {
+                    int32_t priority, nb::object residual, bool stochastic) {
     Engine& engine = alive();
     reap();
     auto pins = std::make_shared<Pins>();
-    Submission submission = make_submission(collective, op, dtype, wide, key, root, count, source,
-                                            target, notify, priority, pins.get());
+    Submission submission =
+        make_submission(collective, op, dtype, wide, key, root, count, source, target, notify,
+                        priority, residual, stochastic, pins.get());
     if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
     // After engine.submit() the engine may write to the target, so all that can fail comes before.
     submission.operation = std::make_shared<Operation>(key, notify);
@@ -116,6 +117,7 @@ class PyEngine {
       raise(*failure);
     }
     pins->source.reset();  // already copied, or the same memory as the target
+    pins->residual.reset();
     if (pins->target) pinned_.splice(pinned_.end(), pinned);
     return object;
   }
@@ -374,7 +376,8 @@ NB_MODULE(_engine, m) {
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
            nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
-           nb::arg("priority") = 0)
+           nb::arg("priority") = 0, nb::arg("residual").none() = nb::none(),
+           nb::arg("stochastic") = false)
       .def("wait", &PyEngine::wait, nb::arg("operation"), nb::arg("timeout").none() = nb::none())
       .def("next_finished", &PyEngine::next_finished, nb::arg("timeout"))
       .def("take_reports", &PyEngine::take_reports)

@@ -37,6 +37,7 @@ class Pin {
 struct Pins {
   std::unique_ptr<Pin> source;
   std::unique_ptr<Pin> target;
+  std::unique_ptr<Pin> residual;
 };
 
 }  // namespace ors::python

@@ -107,7 +107,7 @@ class BytesLoop {
     while (const auto next = state.fill(lane, now, &batch)) {
       const Round& round = *next->round;
       state.copied(*next, copy_chunk(round, next->chunk, state.options().rank, round.source,
-                                     round.target, state.pool.get()));
+                                     round.target, nullptr, state.pool.get()));
     }
     sender->add(&batch);
   }

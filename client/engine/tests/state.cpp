@@ -121,8 +121,9 @@ struct Cluster {
     ors::RoundRef round;
     CHECK(!state->submit(s, now, &round));
     for (uint32_t c = 0; c < round->plan.chunks(); ++c) {
-      state->ready(round, c,
-                   ors::copy_chunk(*round, c, rank, s.source, s.target, state->pool.get()));
+      state->ready(
+          round, c,
+          ors::copy_chunk(*round, c, rank, s.source, s.target, s.residual, state->pool.get()));
     }
     return round->operation;
   }

@@ -229,8 +229,8 @@ void check_plan(const Fields& fields) {
     for (const auto& text : split(item, ':')) n.push_back(static_cast<uint32_t>(std::stoul(text)));
     const uint32_t chunk = n[0];
     CHECK(plan->range(chunk).elements == n[1]);
-    CHECK((ors::sends_bytes(d, *plan, chunk, rank) ? plan->bytes(chunk) : 0) == n[2]);
-    CHECK((ors::gets_bytes(d, *plan, chunk, rank) ? plan->bytes(chunk) : 0) == n[3]);
+    CHECK((ors::sends_bytes(d, *plan, chunk, rank) ? plan->contribution_bytes(chunk) : 0) == n[2]);
+    CHECK((ors::gets_bytes(d, *plan, chunk, rank) ? plan->result_bytes(chunk) : 0) == n[3]);
     const ors::Place place = owners.place(number(fields, "key"), chunk);
     CHECK(place.slot == n[4] && place.lane == n[5]);
   }

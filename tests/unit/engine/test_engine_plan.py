@@ -6,7 +6,7 @@ import engine_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.wire.codes import ITEM_SIZES, Collective
+from reducer.wire.codes import BLOCKS, ITEM_SIZES, TO_BFLOAT16, Collective, DType
 
 Row = tuple[int, int, int, int, int, bool, bool]
 
@@ -44,6 +44,25 @@ def dealt(weights: list[int], number: int) -> tuple[int, int]:
     return party, number // total * weights[party] + had[party] - 1
 
 
+def block_size(dtype: int) -> int:
+    """Bytes of 256 elements: of a contribution or of the result, whichever has more."""
+    if dtype in TO_BFLOAT16:
+        return 2 * 256
+    return 4 + (128 if dtype == DType.E3M0_BLOCKS else 256)
+
+
+def size_of(dtype: int, count: int) -> int:
+    """The same of `count` elements."""
+    if dtype in ITEM_SIZES:
+        return count * ITEM_SIZES[dtype]
+    if dtype in TO_BFLOAT16:
+        in_bytes = 4 * -(-count // 256) + (count if dtype != DType.E3M0_BLOCKS_TO_BFLOAT16 else 0)
+        return max(2 * count, in_bytes)
+    blocks, rest = divmod(count, 256)
+    codes = -(-rest // 2) if dtype == DType.E3M0_BLOCKS else rest
+    return blocks * block_size(dtype) + (4 + codes if rest else 0)
+
+
 def oracle(
     collective: int,
     dtype: int,
@@ -58,9 +77,11 @@ def oracle(
     weights: list[int],
 ) -> list[Row]:
     parts = world if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) else 1
-    size = ITEM_SIZES[dtype]
-    chunk_bytes = [chunk for least, chunk in table if least <= parts * count * size][-1]
-    step = chunk_bytes // size
+    chunk_bytes = [chunk for least, chunk in table if least <= parts * size_of(dtype, count)][-1]
+    if dtype in BLOCKS:
+        step = 256 * max(1, chunk_bytes // block_size(dtype))
+    else:
+        step = chunk_bytes // ITEM_SIZES[dtype]
     starts = list(range(0, count, step)) or [0]
     rows: list[Row] = []
     for start in starts:
@@ -78,7 +99,7 @@ def oracle(
 
 @given(
     collective=st.sampled_from([int(c) for c in Collective]),
-    dtype=st.sampled_from([int(d) for d in ITEM_SIZES]),
+    dtype=st.sampled_from([int(d) for d in DType]),
     count=st.integers(0, 70_000),
     world=st.integers(1, 9),
     chunks=st.lists(st.integers(1, 200), min_size=1, max_size=4),

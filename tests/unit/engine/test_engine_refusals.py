@@ -15,6 +15,7 @@ CALL: dict[str, Any] = {
     "collective": Collective.ALL_REDUCE, "op": ReduceOp.SUM, "dtype": DType.FLOAT32, "wide": False,
     "key": "key", "root": 0, "count": 4, "source": FOUR, "target": np.empty_like(FOUR),
 }  # fmt: skip
+BLOCKS = {"dtype": DType.INT8_BLOCKS, "wide": True}
 BROADCAST = {"collective": Collective.BROADCAST, "op": ReduceOp.COPY, "root": 1}
 BARRIER = {
     "collective": Collective.BARRIER, "op": ReduceOp.NONE, "dtype": DType.UINT8, "count": 0,
@@ -26,12 +27,30 @@ def test_the_call_is_valid_unless_it_is_changed() -> None:
     joined().state.submit(**CALL)
 
 
+def test_blocks_are_valid() -> None:
+    joined().state.submit(**{**CALL, **BLOCKS, "residual": np.zeros(4, np.float32)})
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"collective": 9}, "unknown collective"),
         ({"dtype": 99}, "unknown dtype 99"),
-        ({"wide": True}, "a float32 tensor can be sent as float16 or bfloat16, got dtype 1"),
+        (
+            {"wide": True},
+            "a float32 tensor can be sent as float16, bfloat16 or blocks, got dtype 1",
+        ),
+        ({**BLOCKS, "wide": False}, "dtype 13 holds float32: expected wide"),
+        ({**BLOCKS, "op": ReduceOp.MAX}, "dtype 13 is for op 1 and 2, sum and mean; got 4"),
+        (
+            {**BLOCKS, **BROADCAST},
+            "dtype 13 is for all_reduce and reduce_scatter, got collective 2",
+        ),
+        (
+            {**BLOCKS, "residual": np.zeros(5, np.float32)},
+            "the residual has 20 bytes, expected 16, as the source",
+        ),
+        ({"residual": np.zeros(4, np.float32)}, "a residual is for blocks, got dtype 1"),
         ({"root": 1}, "root 1 is not a rank of this broadcast"),
         ({**BROADCAST, "root": 2}, "root 2 is not a rank of this broadcast"),
         ({"op": ReduceOp.BAND}, "op 7 is bitwise: expected an integer dtype, got dtype 1"),

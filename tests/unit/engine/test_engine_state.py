@@ -480,7 +480,7 @@ def test_ten_thousand_keys_used_once_leave_nothing() -> None:
         ({"root": 1}, "root"),
         ({"source": None}, "source"),
         ({"target": None}, "target"),
-        ({"wide": True}, "float16 or bfloat16"),
+        ({"wide": True}, "float16, bfloat16 or blocks"),
     ],
 )
 def test_a_wrong_call_is_a_value_error(change: dict[str, Any], text: str) -> None:

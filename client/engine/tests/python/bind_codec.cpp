@@ -77,7 +77,7 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
   d.root = root;
   const ChunkTable rows = chunk_table_of(table);
   if (const char* wrong = check_chunk_table(rows)) throw nb::value_error(wrong);
-  if (item_size(d.dtype) == 0 || world == 0 || lanes_by_slot.empty()) {
+  if (!contribution_layout(d.dtype).known() || world == 0 || lanes_by_slot.empty()) {
     throw nb::value_error("dtype, world or reducers is out of range");
   }
   std::string why;

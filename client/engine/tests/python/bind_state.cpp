@@ -110,10 +110,11 @@ class PyState {
   std::unique_ptr<PyOperation> submit(int collective, int op, int dtype, bool wide,
                                       const std::string& key, int64_t root, uint64_t count,
                                       nb::object source, nb::object target, bool notify,
-                                      int32_t priority) {
+                                      int32_t priority, nb::object residual, bool stochastic) {
     auto pins = std::make_shared<Pins>();
-    const Submission submission = make_submission(collective, op, dtype, wide, key, root, count,
-                                                  source, target, notify, priority, pins.get());
+    const Submission submission =
+        make_submission(collective, op, dtype, wide, key, root, count, source, target, notify,
+                        priority, residual, stochastic, pins.get());
     if (auto wrong = state_.check(submission)) throw nb::value_error(wrong->c_str());
     RoundRef round;
     if (auto failure = state_.submit(submission, now_, &round)) raise(*failure);
@@ -121,9 +122,10 @@ class PyState {
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
       state_.ready(round, chunk,
                    copy_chunk(*round, chunk, state_.options().rank, submission.source,
-                              submission.target, state_.pool.get()));
+                              submission.target, submission.residual, state_.pool.get()));
     }
     pins->source.reset();
+    pins->residual.reset();
     pinned_.remove_if([](const auto& entry) { return entry.first->done(); });
     pinned_.emplace_back(round->operation, pins);
     return std::make_unique<PyOperation>(round->operation, pins, false);
@@ -206,7 +208,8 @@ void bind_state(nb::module_& m) {
       .def("submit", &PyState::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
            nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
-           nb::arg("priority") = 0)
+           nb::arg("priority") = 0, nb::arg("residual").none() = nb::none(),
+           nb::arg("stochastic") = false)
       .def("take_reports", [](PyState& self) { return self.state().take_reports(); })
       .def("counters", [](PyState& self) { return self.state().counters(); })
       .def("view_without", &PyState::view_without, nb::arg("ranks"), nb::arg("epoch"))
