@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from reducer_client.group import Group
     from reducer_client.joining import connect
+    from reducer_client.quantized import Quantized
     from reducer_client.tables import parameter_server
     from reducer_client.work import Work
 
@@ -51,6 +52,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "ProtocolVersionError",
+    "Quantized",
     "QuotaExceededError",
     "ReducerError",
     "ReducerUnavailableError",
@@ -65,6 +67,7 @@ __all__ = [
 
 _MODULES = {
     "Group": "group",
+    "Quantized": "quantized",
     "Work": "work",
     "connect": "joining",
     "local_reducers": "embedded",

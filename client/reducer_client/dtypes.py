@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from reducer.wire.codes import BITWISE, FLOATS, ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
+from reducer.wire.codes import BITWISE, BLOCKS, FLOATS, ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
+from reducer_client.quantized import BLOCKS_NAMES, BlocksName, Quantized
 
 Op = Literal["sum", "mean", "min", "max", "prod", "band", "bor", "bxor"]
-WireDtype = Literal["float32", "float16", "bfloat16"]
+NarrowName = Literal["float16", "bfloat16"]
+WireDtype = Literal["float32"] | NarrowName | BlocksName | Quantized
+NARROW_NAMES: tuple[NarrowName, ...] = get_args(NarrowName)
 AnyDtype = np.dtype[Any]
 
 OPS: dict[str, ReduceOp] = {name: ReduceOp[name.upper()] for name in get_args(Op)}
@@ -98,18 +101,54 @@ def find_reduction(op: str, dtype: AnyDtype, declared: str | None = None) -> tup
     return code, wire
 
 
-def narrow_to(dtype: DType, wire_dtype: str | None) -> tuple[DType, bool]:
-    """(dtype on the wire, whether the client narrows float32 to that dtype).
+class Wire(NamedTuple):
+    """How an array is sent: ``wide`` if its float32 are narrowed to ``dtype`` on the way."""
 
-    Raises ValueError for another ``wire_dtype``, and TypeError if the array is not float32.
+    dtype: DType
+    wide: bool = False
+    stochastic: bool = False  # the rounding to blocks
+
+    @property
+    def quantised(self) -> bool:
+        return self.dtype in BLOCKS
+
+
+def check_wire_dtype(wire_dtype: object) -> None:
+    """Raise ValueError, which lists what there is, for an unknown ``wire_dtype``."""
+    names = ("float32", *NARROW_NAMES, *BLOCKS_NAMES)
+    if wire_dtype is None or isinstance(wire_dtype, Quantized) or wire_dtype in names:
+        return
+    raise ValueError(
+        f"wire_dtype={wire_dtype!r}: expected one of {', '.join(names)}, a "
+        "reducer_client.Quantized, or None"
+    )
+
+
+def is_quantised(wire_dtype: WireDtype | None) -> bool:
+    """Whether this is a name of quantised blocks, or a ``Quantized``."""
+    return isinstance(wire_dtype, Quantized) or wire_dtype in BLOCKS_NAMES
+
+
+def narrow_to(op: ReduceOp, dtype: DType, wire_dtype: WireDtype | None) -> Wire:
+    """How an array of ``dtype`` is sent for this operation.
+
+    Raises ValueError for an unknown ``wire_dtype``, and TypeError if the array is not float32 or
+    the operation cannot be quantised.
     """
+    check_wire_dtype(wire_dtype)
     if wire_dtype is None or wire_dtype == dtype.name.lower():
-        return dtype, False
-    if wire_dtype not in ("float16", "bfloat16", "float32"):
-        raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
+        return Wire(dtype)
     if dtype is not DType.FLOAT32:
         raise TypeError(
             f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: expected float32, "
             "the only dtype that can be narrowed"
         )
-    return DType[wire_dtype.upper()], True
+    if not isinstance(wire_dtype, Quantized) and wire_dtype not in BLOCKS_NAMES:
+        return Wire(DType[wire_dtype.upper()], wide=True)
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise TypeError(
+            f"wire_dtype={wire_dtype!r} with op={op.name.lower()!r}: expected op sum or mean, or "
+            f"wire_dtype {' or '.join(NARROW_NAMES)}"
+        )
+    blocks = wire_dtype if isinstance(wire_dtype, Quantized) else Quantized(wire_dtype)
+    return Wire(blocks.code, wide=True, stochastic=blocks.rounding == "stochastic")

@@ -35,6 +35,11 @@ class FusionBuffer:
             np.copyto(view, arrays[member])
         return fused
 
+    def unpack(self, fused: Array, arrays: Sequence[Array]) -> None:
+        """Copy the parts of a fused array back into the members."""
+        for view, member in zip(self.views(fused, arrays), self.members, strict=True):
+            np.copyto(arrays[member], view)
+
     def views(self, fused: Array, arrays: Sequence[Array]) -> list[Array]:
         """Each member's part of a fused array, as a view with the member's shape."""
         views = []

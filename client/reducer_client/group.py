@@ -11,12 +11,20 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from reducer.wire.codes import MAX_KEY_BYTES, Collective, DType, ReduceOp
-from reducer_client.arrays import Array, apart, as_array, check_movable, flat_bytes, target_array
+from reducer_client.arrays import (
+    Array,
+    apart,
+    as_array,
+    check_movable,
+    check_residual,
+    flat_bytes,
+    target_array,
+)
 from reducer_client.completer import Completer
 from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
 from reducer_client.debug import about, join_logger, rounds_logger
 from reducer_client.default_keys import KeysInTurn
-from reducer_client.dtypes import Op, WireDtype, find_dtype, find_reduction, narrow_to
+from reducer_client.dtypes import Op, Wire, WireDtype, find_dtype, find_reduction, narrow_to
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
@@ -118,6 +126,7 @@ class Group:
         wire_dtype: WireDtype | None = None,
         *,
         dtype: str | None = None,
+        residual: Array | None = None,
         priority: int = 0,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
@@ -131,9 +140,15 @@ class Group:
                 toward zero. For bool, sum, max and bor are "or", prod, min and band are "and", and
                 bxor is "exclusive or".
             out: array or buffer for the result. It may be ``array``. By default a new array.
-            wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which a float32 array is sent.
+            wire_dtype: the dtype in which a float32 array is sent: ``"bfloat16"`` or ``"float16"``;
+                for sum and mean also ``"int8"``, ``"float8_e4m3fn"``, ``"e3m0"`` (4 bits), or a
+                ``reducer_client.Quantized``.
             dtype: ``"bfloat16"`` if 16-bit integers hold bfloat16; ``"float8_e4m3fn"`` or
                 ``"float8_e5m2"`` if 8-bit integers hold float8.
+            residual: error feedback for a quantised ``wire_dtype``: a float32 array of the array's
+                shape, zeros before the first call and the same one in each call. What rounding has
+                kept back is in it when this call returns, and is sent with the next array. If the
+                call fails, a part of it may have changed: set it to zero.
             priority: calls of higher priority are sent first, and calls of equal priority in the
                 order in which they were made. Ranks may use different priorities.
             on_done: function that is called with the work, on a thread of the client, when the work
@@ -149,13 +164,15 @@ class Group:
         Raises:
             TypeError: ``array`` or ``out`` is no array or buffer, or the dtype cannot be reduced
                 with this ``op`` or ``wire_dtype``.
-            ValueError: ``op``, ``key``, ``wire_dtype`` or the shape of ``out`` is invalid.
+            ValueError: ``op``, ``key``, ``wire_dtype``, ``residual`` or the shape of ``out`` is
+                invalid.
             ReducerError: a subclass, if the group has ended or the array has too many chunks.
         """
         source = as_array(array)
         code, reducible = find_reduction(op, source.dtype, dtype)
-        wire, wide = narrow_to(reducible, wire_dtype)
+        wire = narrow_to(code, reducible, wire_dtype)
         target = target_array(out, source.shape, source.dtype)
+        feedback = _feedback(residual, wire, source, target)
         return self._make(
             key,
             "all_reduce",
@@ -167,7 +184,7 @@ class Group:
                 count=source.size,
                 source=source,
                 target=target,
-                wide=wide,
+                residual=feedback,
                 priority=priority,
                 on_done=on_done,
                 timeout=timeout,
@@ -181,6 +198,8 @@ class Group:
         fusion_threshold: int = DEFAULT_FUSION_THRESHOLD,
         key: str | None = None,
         wire_dtype: WireDtype | None = None,
+        *,
+        residuals: Sequence[Array] | None = None,
     ) -> Work[list[Array]]:
         """Reduce many arrays, packed into fusion buffers of one dtype each.
 
@@ -188,13 +207,15 @@ class Group:
             arrays: NumPy arrays or buffers, of equal shapes and dtypes on all ranks.
             fusion_threshold: maximum size in bytes of a fusion buffer.
             op, key, wire_dtype: as for ``all_reduce``.
+            residuals: the ``residual`` of each array, as for ``all_reduce``.
 
         Returns:
             Work whose result is a list of arrays in the given order. They are views of the buffers.
         """
         sources = [as_array(array) for array in arrays]
         reductions = [find_reduction(op, source.dtype) for source in sources]
-        wires = [narrow_to(reducible, wire_dtype) for _, reducible in reductions]
+        wires = [narrow_to(code, reducible, wire_dtype) for code, reducible in reductions]
+        feedbacks = _feedbacks(residuals, wires, sources)
         buffers = plan_fusion(sources, fusion_threshold)
         results: list[Array] = [np.empty(0)] * len(sources)
         operations: list[Operation] = []
@@ -204,17 +225,19 @@ class Group:
             try:
                 for index, buffer in enumerate(buffers):
                     fused = buffer.pack(sources)
-                    wire, wide = wires[buffer.members[0]]
+                    kept = buffer.pack(feedbacks) if feedbacks else None
                     part: Work[Array] = self._submit(
                         Collective.ALL_REDUCE,
                         reductions[buffer.members[0]][0],
-                        wire,
+                        wires[buffer.members[0]],
                         _part(name, index),
                         count=buffer.count,
                         source=fused,
                         target=fused,
-                        wide=wide,
+                        residual=kept,
                     )
+                    if kept is not None:
+                        buffer.unpack(kept, feedbacks)
                     operations.extend(part._operations)
                     views = buffer.views(fused, sources)
                     for member, view in zip(buffer.members, views, strict=True):
@@ -325,6 +348,7 @@ class Group:
         wire_dtype: WireDtype | None = None,
         *,
         dtype: str | None = None,
+        residual: Array | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -332,7 +356,7 @@ class Group:
 
         Args:
             array: its first axis, of length n, must be divisible by the world size.
-            op, wire_dtype, dtype, on_done, timeout: as for ``all_reduce``.
+            op, wire_dtype, dtype, residual, on_done, timeout: as for ``all_reduce``.
             out: array or buffer for the result. By default a new array.
 
         Returns:
@@ -348,8 +372,10 @@ class Group:
                 f"world size, {self.world_size}; pad the array"
             )
         code, reducible = find_reduction(op, source.dtype, dtype)
-        wire, wide = narrow_to(reducible, wire_dtype)
+        wire = narrow_to(code, reducible, wire_dtype)
         shape = (source.shape[0] // self.world_size, *source.shape[1:])
+        target = target_array(out, shape, source.dtype)
+        feedback = _feedback(residual, wire, source, target)
         return self._make(
             key,
             "reduce_scatter",
@@ -360,8 +386,8 @@ class Group:
                 name,
                 count=source.size // self.world_size,
                 source=source,
-                target=target_array(out, shape, source.dtype),
-                wide=wide,
+                target=target,
+                residual=feedback,
                 on_done=on_done,
                 timeout=timeout,
             ),
@@ -377,7 +403,9 @@ class Group:
         name = "~barrier" if key is None else _checked(key)
         wait_or_end(
             self,
-            lambda: self._submit(Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0),
+            lambda: self._submit(
+                Collective.BARRIER, ReduceOp.NONE, Wire(DType.UINT8), name, count=0
+            ),
             timeout,
         )
 
@@ -470,15 +498,15 @@ class Group:
         self,
         collective: Collective,
         op: ReduceOp,
-        dtype: DType,
+        wire: Wire,
         key: str,
         *,
         count: int,
         source: Array | None = None,
         target: Array | None = None,
+        residual: Array | None = None,
         result: Array | None = None,
         root: int = 0,
-        wide: bool = False,
         priority: int = 0,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
@@ -492,8 +520,8 @@ class Group:
             operation = self._engine.submit(
                 collective,
                 op,
-                dtype,
-                wide,
+                wire.dtype,
+                wire.wide,
                 key,
                 root,
                 count,
@@ -501,9 +529,11 @@ class Group:
                 None if target is None else flat_bytes(target),
                 on_done is not None,
                 priority,
+                None if residual is None else flat_bytes(residual),
+                wire.stochastic,
             )
             if self._traces:
-                self._trace(operation, collective, dtype, count)
+                self._trace(operation, collective, wire.dtype, count)
             kept = result if result is not None else target
             divides = op is ReduceOp.MEAN
             result_ = kept if kept is not None else np.empty(0)
@@ -589,8 +619,31 @@ def _fitting(key: str) -> str:
     return key
 
 
-def _as_moved(array: Array) -> tuple[DType, int]:
-    """The (dtype, count) with which an array is moved: bytes if its dtype cannot be reduced."""
+def _as_moved(array: Array) -> tuple[Wire, int]:
+    """How an array is moved, and its count: as bytes if its dtype cannot be reduced."""
     check_movable(array.dtype)
     found = find_dtype(array.dtype)
-    return (DType.UINT8, array.nbytes) if found is None else (found, array.size)
+    return (Wire(DType.UINT8), array.nbytes) if found is None else (Wire(found), array.size)
+
+
+def _feedback(residual: object, wire: Wire, source: Array, target: Array | None) -> Array | None:
+    if residual is None:
+        return None
+    if not wire.quantised:
+        raise ValueError(
+            "residual: expected a wire_dtype that is quantised, such as 'int8'; the array is sent "
+            f"as {wire.dtype.name.lower()}"
+        )
+    return check_residual(residual, source, target)
+
+
+def _feedbacks(
+    residuals: Sequence[Array] | None, wires: list[Wire], sources: list[Array]
+) -> list[Array]:
+    if residuals is None:
+        return []
+    if len(residuals) != len(sources):
+        raise ValueError(f"residuals: expected one for each array, {len(sources)}")
+    for residual, wire, source in zip(residuals, wires, sources, strict=True):
+        _feedback(residual, wire, source, None)
+    return list(residuals)

@@ -124,8 +124,8 @@ def test_bad_arguments_name_what_is_allowed(solo: Group) -> None:
         solo.all_reduce(zeros, op="avg")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected float32"):
         solo.all_reduce(zeros, wire_dtype="bfloat16")
-    with pytest.raises(ValueError, match="expected float16, bfloat16"):
-        solo.all_reduce(zeros.astype(np.float32), wire_dtype="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one of float32, float16, bfloat16, int8"):
+        solo.all_reduce(zeros.astype(np.float32), wire_dtype="int4")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected one of bfloat16, float8_e4m3fn"):
         solo.all_reduce(zeros, dtype="bfloat16")
     with pytest.raises(ValueError, match="expected a rank from 0 to 0"):

@@ -51,7 +51,7 @@ def resealed_frame(rng: random.Random) -> bytes:
         return rng.choice((0, 1, 2, rng.randrange(limit), limit - 1))
 
     header = Header(
-        kind=rng.choice([*map(int, MessageKind), small(256)]), dtype=small(12), op=small(8),
+        kind=rng.choice([*map(int, MessageKind), small(256)]), dtype=small(19), op=small(8),
         collective=small(7), flags=small(16), rank=small(1 << 16), root=small(1 << 16),
         epoch=small(1 << 32), chunk=small(1 << 32), key=small(1 << 64), round=small(1 << 64),
         count=small(1 << 64), done=small(1 << 64), stable=small(1 << 64), route=small(1 << 32),

@@ -38,7 +38,8 @@ constexpr Layout contribution_layout(uint8_t dtype) {
 }
 
 constexpr Layout result_layout(uint8_t dtype) {
-  return contribution_layout(is_blocks(dtype) && !has_block_results(dtype) ? kBFloat16 : dtype);
+  const bool narrows = is_blocks(dtype) && !has_block_results(dtype);
+  return narrows ? contribution_layout(kBFloat16) : contribution_layout(dtype);
 }
 
 }  // namespace ors

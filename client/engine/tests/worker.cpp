@@ -40,6 +40,7 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
   for (int round = 0; round < rounds; ++round) {
     const std::vector<float> source(count, static_cast<float>(rank + 1));
     std::vector<float> target = source;
+    std::vector<float> residual(count);
     const bool in_place = round % 2 == 1;
     ors::Submission s;
     s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, count, 0};
@@ -48,12 +49,20 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
     s.target = reinterpret_cast<uint8_t*>(target.data());
     s.source_bytes = s.target_bytes = count * sizeof(float);
     s.lent = round % 4 == 2;  // the source is kept until the round is over
+    if (round % 3 ==
+        1) {  // with a residual in half of these rounds; blocks of equal values are exact
+      s.descriptor.dtype = ors::kE3M0BlocksToBFloat16;
+      s.descriptor.wide = true;
+      if (round % 2 == 1) s.residual = residual.data();
+      s.residual_bytes = s.source_bytes;
+    }
     ors::OperationRef operation;
     CHECK(!engine->submit(s, &operation));
     CHECK(engine->wait(operation, 60));
     CHECK(!operation->failure());
     const auto expected = static_cast<float>(world * (world + 1) / 2);
     for (const float value : target) CHECK(value == expected);
+    for (const float value : residual) CHECK(value == 0);
   }
 }
 

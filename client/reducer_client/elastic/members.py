@@ -13,6 +13,7 @@ from reducer.wire.codes import Collective, DType, ReduceOp
 from reducer_client import debug
 from reducer_client.arrays import Array
 from reducer_client.config import Settings
+from reducer_client.dtypes import Wire
 from reducer_client.elastic import state as states
 from reducer_client.elastic.candidates import candidates
 from reducer_client.elastic.document import Document
@@ -288,10 +289,10 @@ class ElasticGroup(Group):
 
     def _internal(self, kind: Collective, op: ReduceOp, value: int, key: str) -> Work[Array]:
         if kind is Collective.BARRIER:
-            return self._submit(kind, op, DType.UINT8, key, count=0)
+            return self._submit(kind, op, Wire(DType.UINT8), key, count=0)
         source = np.array([value], np.uint8)
         target = np.zeros(1, np.uint8)
-        return self._submit(kind, op, DType.UINT8, key, count=1, source=source, target=target)
+        return self._submit(kind, op, Wire(DType.UINT8), key, count=1, source=source, target=target)
 
     def _wait(self, work: Work[Array]) -> Array:
         """Wait for a work of `step`, or until the others have gone on to the next era."""

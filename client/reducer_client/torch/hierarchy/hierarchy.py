@@ -148,8 +148,8 @@ class Hierarchy:
             flat_key: key of a call that does not go through the hierarchy. By default ``key``.
         """
         source = as_array(array)
-        _, wire = find_reduction(op, source.dtype, dtype)
-        narrow_to(wire, wire_dtype)
+        code, wire = find_reduction(op, source.dtype, dtype)
+        narrow_to(code, wire, wire_dtype)
         if wire not in _FLOATS or source.nbytes < LEAST_BYTES:
             return self._group.all_reduce(
                 source,
