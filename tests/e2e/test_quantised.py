@@ -11,7 +11,7 @@ from reducer.kernels import load
 from reducer.wire.codes import Collective, DType, ReduceOp
 from reducer_client import Group, Quantized
 from reducer_client.quantized import BLOCKS_NAMES
-from tests.support.blocks import F32, BlocksRound
+from tests.support.block_rounds import F32, BlocksRound
 from tests.support.cluster import Daemon
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 from tests.support.reducers import Reducers
