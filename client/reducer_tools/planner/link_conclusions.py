@@ -60,7 +60,8 @@ def write_code(method: Method) -> str:
     """The method in the client's API."""
     options = method.wire.arguments
     if method.kind == "data parallel":
-        return f"attach(model, group, {options})" if options else "attach(model, group)"
+        feedback = "error_feedback=True" if method.wire.is_quantised else ""
+        return f"attach({', '.join(filter(None, ('model, group', options, feedback)))})"
     words = ["model, optimizer, group", f"every={method.every}"]
     if method.fragments > 1:
         words += [f"fragments={method.fragments}", f"delay={method.delay}", "keep_local=0.5"]
@@ -137,7 +138,8 @@ def _warn(plan: LinkPlan) -> list[str]:
     if method.wire == E3M0:
         lines.append(
             "The results are sent in e3m0, too, while the Streaming DiLoCo paper rounds only what "
-            'a worker sends: compare the loss with that of down="bfloat16".'
+            'a worker sends: compare the loss with that of wire_dtype="e3m0", whose results are '
+            "bfloat16."
         )
     if plan.chosen.link_busy > _TIGHT:
         share = format_share(plan.chosen.link_busy)

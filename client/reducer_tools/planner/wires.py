@@ -28,11 +28,7 @@ class Wire:
 
 FLOAT32 = Wire("float32", Fraction(1), Fraction(1))
 BFLOAT16 = Wire("bfloat16", _BFLOAT16, _BFLOAT16, 'wire_dtype="bfloat16"')
-INT8_TO_BFLOAT16 = Wire(
-    "int8, bf16 down", _INT8, _BFLOAT16, 'wire_dtype="int8", down="bfloat16"', True
-)
-INT8 = Wire("int8", _INT8, _INT8, 'wire_dtype="int8", down="same"', True)
-E3M0_TO_BFLOAT16 = Wire(
-    "e3m0, bf16 down", _E3M0, _BFLOAT16, 'wire_dtype="e3m0", down="bfloat16"', True
-)
-E3M0 = Wire("e3m0", _E3M0, _E3M0, 'wire_dtype="e3m0", down="same"', True)
+INT8_TO_BFLOAT16 = Wire("int8, bf16 down", _INT8, _BFLOAT16, 'wire_dtype="int8"', True)
+INT8 = Wire("int8", _INT8, _INT8, 'wire_dtype=Quantized("int8", down="same")', True)
+E3M0_TO_BFLOAT16 = Wire("e3m0, bf16 down", _E3M0, _BFLOAT16, 'wire_dtype="e3m0"', True)
+E3M0 = Wire("e3m0", _E3M0, _E3M0, 'wire_dtype=Quantized("e3m0", down="same")', True)
