@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from reducer.wire.codes import BITWISE, BLOCKS, FLOATS, ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
+from reducer.wire.sizes import contribution_bytes, result_bytes
 from reducer_client.quantized import BLOCKS_NAMES, BlocksName, Quantized
 
 Op = Literal["sum", "mean", "min", "max", "prod", "band", "bor", "bxor"]
@@ -111,6 +112,10 @@ class Wire(NamedTuple):
     @property
     def quantised(self) -> bool:
         return self.dtype in BLOCKS
+
+    def bytes(self, count: int) -> int:
+        """Bytes of an all-reduce of ``count`` elements on the wire: sent and received."""
+        return contribution_bytes(self.dtype, count) + result_bytes(self.dtype, count)
 
 
 def check_wire_dtype(wire_dtype: object) -> None:

@@ -44,7 +44,7 @@ def all_reduce_tree(
         op: as for ``Group.all_reduce``.
         fusion_threshold: maximum size in bytes of a fusion buffer, which holds leaves of one dtype.
         key: key of the rounds; errors and timelines show it. By default the client chooses a key.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 leaves are sent.
+        wire_dtype: the dtype in which float32 leaves are sent, as for `Group.all_reduce`.
 
     Returns:
         A tree of JAX arrays with the shapes and dtypes of the leaves; the same bits on every rank.

@@ -63,7 +63,7 @@ def all_reduce_many(
         fusion_threshold: maximum size in bytes of a fusion buffer, which holds tensors of one
             dtype.
         key: key of the rounds; errors and timelines show it. By default the client chooses a key.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 tensors are sent.
+        wire_dtype: the dtype in which float32 tensors are sent, as for `Group.all_reduce`.
 
     Returns:
         Tensors with the shapes and dtypes of the inputs; the same bits on every rank.

@@ -45,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         op: as for ``Group.all_reduce``.
         fusion_threshold: maximum size in bytes of a fusion buffer, which holds gradients of one
             dtype.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
+        wire_dtype: the dtype in which float32 gradients are sent, as for `Group.all_reduce`.
         key: prefix of the keys of the rounds. By default the number of this optimizer within the
             group, so all ranks must make their optimizers in the same order.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reducer_client.dtypes import WireDtype
+from reducer_client.dtypes import WireDtype, check_wire_dtype
 from reducer_client.hosted.hosting import Hosted
 
 Hierarchy = Literal["auto"] | bool
@@ -23,10 +23,10 @@ class Options:
         addresses: ``host:port`` of every reducer. By default ``REDUCER_ADDRS``.
         job: name of the job. By default ``REDUCER_JOB``, else the name that the launcher gives,
             else a random name that rank 0 chooses.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 is sent for sums and
-            means of at least 1 MiB. Smaller calls, such as those for counts and losses, and all
-            other operations send float32. With ``attach_fsdp`` all gradients are sent in this
-            dtype.
+        wire_dtype: the dtype in which float32 is sent for sums and means of at least 1 MiB, as for
+            ``Group.all_reduce``, such as ``"bfloat16"`` or ``"int8"``. Smaller calls, such as those
+            for counts and losses, and all other operations send float32. With ``attach_fsdp`` all
+            gradients are sent in this dtype.
         hierarchy: whether the ranks of a host first sum among themselves, each a part of the array,
             so that the host's NIC carries the array once. ``"auto"`` does so in the default group
             if the launcher's variables show several hosts with equal numbers of ranks. True raises
@@ -43,7 +43,6 @@ class Options:
     hosted: Hosted | None = None
 
     def __post_init__(self) -> None:
-        if self.wire_dtype not in (None, "float32", "float16", "bfloat16"):
-            raise ValueError(f"wire_dtype={self.wire_dtype!r}: expected float16, bfloat16 or None")
+        check_wire_dtype(self.wire_dtype)
         if self.hierarchy not in ("auto", True, False):
             raise ValueError(f'hierarchy={self.hierarchy!r}: expected "auto", True or False')

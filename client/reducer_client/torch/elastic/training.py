@@ -11,7 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 from reducer_client import elastic
-from reducer_client.dtypes import WireDtype
+from reducer_client.dtypes import WireDtype, check_wire_dtype
 from reducer_client.elastic import ElasticGroup, founding
 from reducer_client.torch.elastic.gradients import Gradients
 from reducer_client.torch.elastic.model_state import HasState, ModelState
@@ -44,8 +44,9 @@ class Elastic:
         by_samples: average over all samples of a step: set `samples` before backward(), or use
             `shards`. Else average over the workers, as DDP does.
         extra: further objects with ``state_dict`` and ``load_state_dict``, such as schedulers.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
-            A gradient is multiplied by the number of samples, so float16 may overflow.
+        wire_dtype: the dtype in which float32 gradients are sent, as for `Group.all_reduce`, such
+            as ``"bfloat16"`` or ``"int8"``. A gradient is multiplied by the number of samples, so
+            float16 may overflow.
         options: further options of `reducer_client.elastic.connect`.
 
     Raises:
@@ -72,6 +73,7 @@ class Elastic:
             raise ValueError(f"on_worker_loss={on_worker_loss!r}: expected shrink or shrink_strict")
         if bucket_cap_mb <= 0:
             raise ValueError(f"bucket_cap_mb={bucket_cap_mb}: expected more than 0")
+        check_wire_dtype(wire_dtype)
         _check(model, optimizer)
         self._model = model
         self._optimizer = optimizer

@@ -8,16 +8,19 @@ After a failure ``backward()`` raises a RuntimeError with the text of the error,
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from reducer_client.dtypes import WireDtype
+from reducer.wire.codes import DType, ReduceOp
+from reducer_client.dtypes import WireDtype, check_wire_dtype, is_quantised, narrow_to
 from reducer_client.group import Group
 from reducer_client.torch.hook.narrowing import NarrowingGauge
+from reducer_client.torch.hook.residuals import Residuals
 from reducer_client.torch.tensors.cuda import CudaStaging, OnDone
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
@@ -41,7 +44,12 @@ class ReductionState:
 
     Args:
         group: the joined group that sums the gradients.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 buckets are sent.
+        wire_dtype: the dtype in which float32 buckets are sent, as for ``Group.all_reduce``, such
+            as ``"bfloat16"`` or ``"int8"``.
+        error_feedback: with a quantised ``wire_dtype``, the module of which the buckets are: what
+            rounding keeps back is added to the next gradients of the same parameters. Save
+            ``state_dict`` of every rank in each checkpoint. The residuals take as much memory, on
+            the host, as the gradients. After a failed step some of them may be those of that step.
         prioritize: send the latest bucket first, because the next forward pass needs its layers
             first.
         timeout: timeout of a bucket, in seconds or a timedelta. The step then fails with an error
@@ -63,17 +71,23 @@ class ReductionState:
         group: Group,
         *,
         wire_dtype: WireDtype | None = None,
+        error_feedback: nn.Module | None = None,
         prioritize: bool = False,
         timeout: Timeout | None = None,
         process_group: dist.ProcessGroup | None = None,
         prefix: str | None = None,
     ) -> None:
-        if wire_dtype not in (None, "float32", "float16", "bfloat16"):
-            raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
+        check_wire_dtype(wire_dtype)
+        if error_feedback is not None and not is_quantised(wire_dtype):
+            raise ValueError(
+                f"error_feedback with wire_dtype={wire_dtype!r}: expected a quantised one, such as "
+                "'int8'"
+            )
         if prefix is None:
             prefix = f"ddp{next(_state_numbers.setdefault(group, itertools.count()))}"
         self.group: Group | None = group
         self.wire_dtype = wire_dtype
+        self.feedback = None if error_feedback is None else Residuals(error_feedback, "cpu")
         self.prioritize = prioritize
         self.prefix = prefix
         if timeout is None:
@@ -95,13 +109,40 @@ class ReductionState:
             raise RuntimeError(f"this {name} was unpickled: set state.group to a new group")
         return self.group
 
-    def submit(self, host: torch.Tensor, bucket: int, on_done: OnDone) -> Work[Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """The residuals of this rank by parameter name; none without ``error_feedback``."""
+        return {"residuals": {} if self.feedback is None else self.feedback.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load a ``state_dict``.
+
+        Raises ValueError if it belongs to another model, or has residuals that this state without
+        ``error_feedback`` has no use for.
+        """
+        if self.feedback is not None:
+            self.feedback.load_state_dict(saved["residuals"])
+        elif saved["residuals"]:
+            raise ValueError("residuals were saved: expected a state with error_feedback")
+
+    def residual(self, bucket: Any) -> torch.Tensor | None:
+        """The residuals of a bucket in host memory, if it has any."""
+        if self.feedback is None or bucket.buffer().dtype is not torch.float32:
+            return None
+        return self.feedback.row(bucket.parameters())
+
+    def submit(
+        self,
+        host: torch.Tensor,
+        bucket: int,
+        on_done: OnDone,
+        residual: torch.Tensor | None = None,
+    ) -> Work[Any]:
         """Start the mean over all ranks of a bucket in contiguous CPU memory, in place."""
         group = self.joined_group()
         self.narrowing.observe(host)
         narrow = self.wire_dtype if host.dtype is torch.float32 else None
-        itemsize = 2 if narrow in ("float16", "bfloat16") else host.element_size()
-        self.bytes_on_wire += 2 * host.numel() * itemsize  # sent and received
+        held = DType[str(host.dtype).removeprefix("torch.").upper()]
+        self.bytes_on_wire += narrow_to(ReduceOp.MEAN, held, narrow).bytes(host.numel())
         is_bfloat16 = host.dtype is torch.bfloat16
         array = (host.view(torch.uint16) if is_bfloat16 else host).numpy()
         return group.all_reduce(
@@ -111,6 +152,7 @@ class ReductionState:
             out=array,
             wire_dtype=narrow,
             dtype="bfloat16" if is_bfloat16 else None,
+            residual=None if residual is None else residual.numpy(),
             priority=bucket if self.prioritize else 0,
             on_done=on_done,
             timeout=self.timeout,
@@ -132,8 +174,10 @@ def all_reduce_hook(
     Buckets are float32, float64, float16 or bfloat16, on the CPU or a CUDA device. Raises TypeError
     for sparse gradients.
     """
-    tensor, index = take(state, bucket), bucket.index()
-    return exchange(state, tensor, lambda host, on_done: state.submit(host, index, on_done))
+    tensor, index, residual = take(state, bucket), bucket.index(), state.residual(bucket)
+    return exchange(
+        state, tensor, lambda host, on_done: state.submit(host, index, on_done, residual)
+    )
 
 
 def take(state: ReductionState, bucket: Any) -> torch.Tensor:
@@ -170,19 +214,21 @@ def attach(
     group: Group,
     *,
     wire_dtype: WireDtype | None = None,
+    error_feedback: bool = False,
     prioritize: bool = False,
     timeout: Timeout | None = None,
     prefix: str | None = None,
 ) -> ReductionState:
     """Send the gradients of a DDP module through the group. All ranks call this in the same order.
 
-    ``ReductionState`` describes the arguments.
+    ``ReductionState`` describes the arguments; ``error_feedback`` is whether there is any.
 
     Returns:
         The state of the hook.
 
     Raises:
         TypeError: ``model`` is not a DistributedDataParallel module.
+        ValueError: an argument is invalid.
         RuntimeError: the module has a hook already.
     """
     if not isinstance(model, DistributedDataParallel):
@@ -190,6 +236,7 @@ def attach(
     state = ReductionState(
         group,
         wire_dtype=wire_dtype,
+        error_feedback=model.module if error_feedback else None,
         prioritize=prioritize,
         timeout=timeout,
         process_group=model.process_group,

@@ -1,10 +1,16 @@
-"""Measures the cost of sending float32 gradients in 16 bits: rounding errors and overflows."""
+"""Measures the cost of sending float32 gradients in fewer bits: rounding errors and overflows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
-from reducer_client.dtypes import WireDtype
+from reducer.kernels import load
+from reducer.wire.codes import DType, ReduceOp
+from reducer.wire.sizes import contribution_bytes
+from reducer_client.dtypes import WireDtype, is_quantised, narrow_to
 from reducer_client.reports import logger
 
 # Smallest magnitude that rounds to Inf in float16: half a step above its largest number, 65,504.
@@ -18,7 +24,8 @@ class NarrowingGauge:
         every: number of buckets per measurement of the error. A measurement takes about four passes
             over the bucket.
         error: relative error of the last measured bucket, ``|x - narrow(x)| / |x|`` in the
-            Euclidean norm; None before the first measurement.
+            Euclidean norm, rounded to nearest; None before the first measurement. Error feedback
+            makes up for it later.
         overflows: number of buckets in which finite values became Inf. Only float16 overflows.
     """
 
@@ -28,22 +35,24 @@ class NarrowingGauge:
         self.every = every
         self.error: float | None = None
         self.overflows = 0
-        self._narrow = None if wire_dtype in (None, "float32") else getattr(torch, str(wire_dtype))
+        self._narrowed = _narrowed(wire_dtype)
+        self._finds_overflow = wire_dtype == "float16"
         self._seen = 0
 
     def observe(self, bucket: torch.Tensor) -> None:
         """Measure a bucket in host memory. Only float32 buckets are narrowed."""
-        if self._narrow is None or bucket.dtype is not torch.float32 or not bucket.numel():
+        if self._narrowed is None or bucket.dtype is not torch.float32 or not bucket.numel():
             return
         if self._seen % self.every == 0:
             self._measure(bucket)
         self._seen += 1
-        if self._narrow is torch.float16:
+        if self._finds_overflow:
             self._find_overflow(bucket)
 
     def _measure(self, bucket: torch.Tensor) -> None:
         norm = bucket.norm()
-        lost = (bucket.to(self._narrow).float() - bucket).norm()
+        assert self._narrowed is not None
+        lost = (self._narrowed(bucket) - bucket).norm()
         if lost.isfinite():  # not finite if the bucket itself has NaN or Inf
             self.error = float(lost / norm) if norm else 0.0
 
@@ -60,3 +69,23 @@ class NarrowingGauge:
                 "state.narrowing.overflows counts such buckets",
                 largest,
             )
+
+
+def _narrowed(wire_dtype: WireDtype | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that gives what float32 is after it was sent; None if it is sent as it is."""
+    if wire_dtype in (None, "float32"):
+        return None
+    if not is_quantised(wire_dtype):
+        narrow: torch.dtype = getattr(torch, str(wire_dtype))
+        return lambda bucket: bucket.to(narrow).float()
+    blocks = narrow_to(ReduceOp.MEAN, DType.FLOAT32, wire_dtype).dtype
+    return lambda bucket: _dequantised(bucket, blocks)
+
+
+def _dequantised(bucket: torch.Tensor, dtype: DType) -> torch.Tensor:
+    kernels, count = load(), bucket.numel()
+    blocks = np.empty(contribution_bytes(dtype, count), np.uint8)
+    kernels.quantise(dtype, count, bucket.numpy().data, blocks.data)
+    found = torch.empty_like(bucket)
+    kernels.dequantise(dtype, count, blocks.data, found.numpy().data)
+    return found

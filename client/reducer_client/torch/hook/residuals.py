@@ -1,4 +1,4 @@
-"""The parts of gradients that top-k has not sent yet."""
+"""The parts of gradients that top-k or a quantised wire has not sent yet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ class Residuals:
     """A flat tensor for each parameter, kept by name, because DDP changes its bucket layout.
 
     The dtype is float32, or float64 for float64 parameters. The residuals of a bucket are
-    contiguous, in the order of its parameters.
+    contiguous, in the order of its parameters. They are on ``device``, by default that of the
+    parameters.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: str | None = None) -> None:
+        self._device = device
         self._names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
         self._kept: dict[str, torch.Tensor] = {}
         self._rows: dict[tuple[str, ...], torch.Tensor] = {}
@@ -37,10 +39,11 @@ class Residuals:
 
     def _find(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         dtype = torch.promote_types(parameter.dtype, torch.float32)
+        device = self._device or parameter.device
         kept = self._kept.get(name)
         if kept is None:
-            return torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-        return kept.to(parameter.device, dtype)
+            return torch.zeros(parameter.numel(), dtype=dtype, device=device)
+        return kept.to(device, dtype)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The residuals by parameter name, as views of the memory in use."""
