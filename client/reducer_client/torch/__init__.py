@@ -18,21 +18,31 @@ optimizer = reducer_client.torch.ServerOptimizer.create(model, ps, optimizer=Ada
 or, with an optimizer of torch that applies the mean of the first k workers:
 
 optimizer = reducer_client.torch.QuorumOptimizer(AdamW(...), model, ps, k=3)
+
+or, over a slow link, with an exchange every 50 steps:
+
+optimizer = reducer_client.torch.DiLoCo(model, AdamW(...), group, every=50)
 """
 
 from __future__ import annotations
 
 from reducer_client import torch_autoload
+from reducer_client.outer.optimizer import OuterSGD
 from reducer_client.torch.backend.options import Options
 from reducer_client.torch.elastic.training import Elastic
 from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach
 from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
+from reducer_client.torch.local.diloco import DiLoCo
+from reducer_client.torch.local.local_sgd import LocalSGD
 from reducer_client.torch.server.optimizer import ServerOptimizer
 from reducer_client.torch.server.quorum import QuorumOptimizer
 
 __all__ = [
+    "DiLoCo",
     "Elastic",
+    "LocalSGD",
     "Options",
+    "OuterSGD",
     "QuorumOptimizer",
     "ReductionState",
     "ServerOptimizer",

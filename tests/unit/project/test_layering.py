@@ -84,6 +84,8 @@ ALLOWED = {
     "reducer_client.tables": {*SHARED, "msgpack", "numpy", "reducer_client.registry"}
     | {"reducer_client.tables.checkpoints"}
     | {f"reducer_client.{name}" for name in ("arrays", "config", "errors", "interrupts", "trust")},
+    # What local steps have in common is the arithmetic of any framework.
+    "reducer_client.outer": set(),
     "reducer_client.keras": {*CLIENT, "keras"},
     "reducer_client.torch": {*CLIENT, "torch"},
     # The rooms of torch, lowest first.
@@ -96,6 +98,8 @@ ALLOWED = {
     "reducer_client.torch.hook": TORCH | {"reducer_client.torch.tensors"},
     "reducer_client.torch.elastic": TORCH
     | {"reducer_client.elastic", "reducer_client.torch.tensors"},
+    "reducer_client.torch.local": TORCH
+    | {f"reducer_client.{name}" for name in ("elastic", "outer", "torch.elastic", "torch.tensors")},
     "reducer_client.torch.server": TORCH
     | {"reducer_client.tables", "reducer_client.torch.tensors"},
     "reducer_client.horovod": {*CLIENT, "msgpack"},
@@ -128,6 +132,7 @@ FORBIDDEN = {
     "reducer.registry": PURE,
     "reducer.optimizers": PURE,
     **{room: PURE for room in ALLOWED if room.startswith("reducer.core")},
+    "reducer_client.outer": PURE,
     # Checkpoints are files. Which tables they hold comes from elsewhere.
     "reducer_client.tables.checkpoints": PURE - {"os", "time"},
     # Files, standard input and the clock belong to the command line; figures are not written here.

@@ -1,0 +1,1 @@
+"""Local steps with an outer optimizer: `DiLoCo` and `LocalSGD`."""

@@ -1,0 +1,115 @@
+"""A mean over all ranks that is under way while the model goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from reducer_client.errors import NumericError
+from reducer_client.group import Group, wait_all_or_end
+from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.torch.tensors.packing import Packing
+from reducer_client.work import Timeout, Work
+
+
+class Link:
+    """The way of flat tensors to a group and back. CUDA tensors go through pinned host memory.
+
+    Args:
+        options: further arguments of ``Group.all_reduce`` for float32, such as ``wire_dtype``.
+        timeout: for each wait, and on CUDA from the call on; by default the group's.
+    """
+
+    def __init__(self, group: Group, options: Mapping[str, Any], timeout: Timeout | None) -> None:
+        self.group = group
+        self.options = options
+        self.timeout = timeout
+        self._stagings: dict[torch.device, CudaStaging] = {}
+
+    def staging(self, device: torch.device) -> CudaStaging | None:
+        """The staging of a CUDA device, made at its first use; None for the CPU."""
+        if device.type != "cuda":
+            return None
+        if device not in self._stagings:
+            self._stagings[device] = CudaStaging(device)
+        return self._stagings[device]
+
+
+class Transfer:
+    """The mean of a flat tensor, in place. Nobody else may use the tensor until `wait` returns.
+
+    Args:
+        narrows: whether the link's options count. They may round the values.
+    """
+
+    def __init__(self, link: Link, key: str, flat: torch.Tensor, narrows: bool = True) -> None:
+        self._link = link
+        self._key = key
+        self._flat = flat
+        self._options = link.options if narrows and flat.dtype is torch.float32 else {}
+        self._work: Work[Any] | None = None
+        self._waitable: Any = None  # the work, or the CUDA transfer around it
+        staging = link.staging(flat.device)
+        if not flat.numel():  # a shard may be empty
+            return
+        if staging is None:
+            self._waitable = self._submit(flat, flat)
+        else:
+            packing = Packing([flat])
+            self._waitable = staging.start(packing, packing, self._submit, lambda done: None)
+
+    def wait(self) -> torch.Tensor:
+        """The mean. On CUDA, the current stream waits for the copy to the device.
+
+        Raises:
+            NumericError: a rank sent NaN or Inf, or the mean has one. All ranks raise this error.
+            ReducerError: another subclass. After a timeout the group has ended.
+        """
+        if self._waitable is None:
+            return self._flat
+        wait_all_or_end(self._link.group, lambda: [self._waitable], self._link.timeout)
+        if self._work is not None and self._work.nonfinite:
+            raise _nonfinite(self._key, self._work)
+        return self._flat
+
+    def _submit(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        on_done: Callable[[Work[Any]], None] | None = None,
+    ) -> Work[Any]:
+        def done(work: Work[Any]) -> None:
+            self._work = work  # `wait` may return before all_reduce does on the stager thread
+            if on_done is not None:
+                on_done(work)
+
+        self._work = self._link.group.all_reduce(
+            source.numpy(), "mean", key=self._key, out=target.numpy(),
+            on_done=None if on_done is None else done, timeout=self._link.timeout, **self._options,
+        )  # fmt: skip
+        return self._work
+
+
+class Finished:
+    """A transfer whose mean is here: it came with a state."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+
+    def wait(self) -> torch.Tensor:
+        return self._flat
+
+
+def _nonfinite(key: str, work: Work[Any]) -> NumericError:
+    rank = work.nonfinite_rank
+    who = "the ranks' sum exceeds the dtype" if rank is None else f"rank {rank} sent NaN or Inf"
+    return NumericError(
+        f"{who} as {key!r}, round {work.round}: the outer parameters are unchanged; load a "
+        "checkpoint on all ranks, and train with a smaller learning rate or clipped gradients",
+        rank=rank,
+        key=key,
+        round=work.round,
+        reason="nonfinite",
+    )
