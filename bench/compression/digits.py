@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+
+from reducer_client.torch import DiLoCo
 
 # 1,000 of the 1,797 images train. The 797 test images resolve an eighth of a percentage point.
 _TRAINING_IMAGES = 1000
@@ -44,9 +45,18 @@ class Digits:
         self._training: Examples = pixels[:part], labels[:part]
         self._test: Examples = pixels[part:], labels[part:]
 
-    def train(self, model: DistributedDataParallel, seed: int, epochs: int = EPOCHS) -> Trained:
-        """Train a model whose hook is registered; ``seed`` gives the order of the images."""
-        optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+    def train(
+        self,
+        model: nn.Module,
+        seed: int,
+        epochs: int = EPOCHS,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Trained:
+        """Train a model whose hook is registered; ``seed`` gives the order of the images.
+
+        ``optimizer`` is by default that of `make_optimizer`. A `DiLoCo` is finished at the end.
+        """
+        optimizer = optimizer or make_optimizer(model)
         began, steps = time.perf_counter(), 0
         for epoch in range(epochs):
             for images, labels in self._batches(seed, epoch):
@@ -55,7 +65,9 @@ class Digits:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 optimizer.step()
                 steps += 1
-        return Trained(self._accuracy(model.module), steps, time.perf_counter() - began)
+        if isinstance(optimizer, DiLoCo):
+            optimizer.finish()
+        return Trained(self.accuracy(model), steps, time.perf_counter() - began)
 
     def _batches(self, seed: int, epoch: int) -> Iterator[Examples]:
         order = np.random.default_rng((seed, epoch)).permutation(_TRAINING_IMAGES)
@@ -64,10 +76,15 @@ class Digits:
         for batch in torch.split(mine, _BATCH // self._world_size):
             yield images[batch], labels[batch]
 
-    def _accuracy(self, net: nn.Module) -> float:
+    def accuracy(self, net: nn.Module) -> float:
+        """The share of the test images that the net tells."""
         images, labels = self._test
         with torch.no_grad():
             return float((net(images).argmax(1) == labels).float().mean())
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
 
 
 def save_digits(path: Path) -> None:

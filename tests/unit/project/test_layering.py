@@ -87,7 +87,7 @@ ALLOWED = {
     # What local steps have in common is the arithmetic of any framework.
     "reducer_client.outer": set(),
     "reducer_client.keras": {*CLIENT, "keras"},
-    "reducer_client.torch": {*CLIENT, "torch"},
+    "reducer_client.torch": {*CLIENT, "torch", "lightning"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,
     "reducer_client.torch.hierarchy": TORCH,
@@ -154,6 +154,7 @@ ONLY = {
     "matplotlib": ("reducer_tools.planner.figure", "reducer_tools.demo"),
     "safetensors": ("reducer_client.tables.checkpoints",),
     "jax": ("reducer_client.jax",),
+    "lightning": ("reducer_client.torch.lightning",),
     "keras": ("reducer_client.keras", "reducer_client.horovod.keras"),
     "tensorflow": ("reducer_client.tensorflow", "reducer_client.horovod.tensorflow"),
 }

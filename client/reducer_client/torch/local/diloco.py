@@ -222,6 +222,7 @@ class DiLoCo(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state. All ranks load a state of the same step.
 
+        Load the model's state after the DiLoCo is made, which gives the model rank 0's parameters.
         Raises ValueError for the state of another optimizer or model.
         """
         if _OWN not in state_dict:

@@ -42,7 +42,8 @@ class LocalSteps:
     arguments and errors.
 
     Args:
-        is_equal: whether all ranks have the same parameters for certain.
+        is_equal: no first values are exchanged: all ranks have the same parameters, or will load
+            a state.
     """
 
     def __init__(

@@ -1,0 +1,1 @@
+"""What training over slow links costs in accuracy, and saves in bytes."""
