@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from reducer_client.arrays import Array
+from reducer_client.dtypes import WireDtype, check_wire_dtype
 from reducer_client.errors import MismatchError, NumericError, name_ranks
 from reducer_client.group import Group, wait_or_end
 from reducer_client.keras.all_reduce import broadcast_variables
@@ -39,7 +40,7 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
     Args:
         group: the group of the ranks that train apart.
         every, fragments, delay, keep_local, outer: as for `reducer_client.torch.DiLoCo`.
-        wire_dtype, down: how pseudo-gradients are sent, as for `Group.all_reduce`.
+        wire_dtype: how pseudo-gradients are sent, as for `Group.all_reduce`.
         average_buffers: make the non-trainable weights of floating point, such as the means of
             batch normalization, the mean of all ranks, with the first fragment.
         timeout: seconds or a timedelta for each wait. By default the group's ``step_timeout``.
@@ -59,8 +60,7 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
         delay: int = 0,
         keep_local: float = 0.0,
         outer: OuterSGD | None = None,
-        wire_dtype: str | None = None,
-        down: str | None = None,
+        wire_dtype: WireDtype | None = None,
         average_buffers: bool = False,
         timeout: Timeout | None = None,
         key: str | None = None,
@@ -71,10 +71,8 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
         self.outer = outer or OuterSGD()
         self.steps = 0
         self._timeout = timeout
-        options = {"wire_dtype": wire_dtype, "down": down}
-        self._options: dict[str, Any] = {
-            name: value for name, value in options.items() if value is not None
-        }
+        check_wire_dtype(wire_dtype)
+        self._wire_dtype = wire_dtype
         self._average_buffers = average_buffers
         self._key = key or f"diloco-keras{next(_numbers.setdefault(group, itertools.count()))}"
         self._parts: list[_Part] = []  # one for each fragment, and one for the buffers
@@ -174,9 +172,9 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no ty
         self._synchronize()
         part.sent, part.due = self.steps, due
         delta = part.delta()
-        options = self._options if part.narrows else {}
+        wire_dtype = self._wire_dtype if part.narrows else None
         part.work = self.group.all_reduce(
-            delta, "mean", f"{self._key}/{part.name}", delta, **options
+            delta, "mean", f"{self._key}/{part.name}", delta, wire_dtype
         )
 
     def _merge_due(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, overload
 
 import torch
 
+from reducer_client.dtypes import WireDtype
 from reducer_client.elastic import ElasticGroup
 from reducer_client.group import Group
 from reducer_client.outer.optimizer import OuterSGD
@@ -58,7 +59,7 @@ class DiLoCo(torch.optim.Optimizer):
         keep_local: the share of its own values that a rank keeps in a merge. With a delay, 0 throws
             the steps of the delay away, and 0.5 is usual.
         outer: the outer optimizer.
-        wire_dtype, down: how float32 pseudo-gradients are sent, as for `Group.all_reduce`.
+        wire_dtype: how float32 pseudo-gradients are sent, as for `Group.all_reduce`.
         average_buffers: make the floating-point buffers, such as the means of batch normalization,
             the mean of all ranks, with the first fragment.
         timeout: seconds or a timedelta for each wait. By default the group's ``step_timeout``.
@@ -92,8 +93,7 @@ class DiLoCo(torch.optim.Optimizer):
         delay: int = 0,
         keep_local: float = 0.0,
         outer: OuterSGD | None = None,
-        wire_dtype: str | None = None,
-        down: str | None = None,
+        wire_dtype: WireDtype | None = None,
         average_buffers: bool = False,
         timeout: Timeout | None = None,
         prefix: str | None = None,
@@ -105,7 +105,7 @@ class DiLoCo(torch.optim.Optimizer):
             optimizer,
             LocalSteps(
                 model, group, every=every, fragments=fragments, delay=delay, keep_local=keep_local,
-                outer=outer, wire_dtype=wire_dtype, down=down, average_buffers=average_buffers,
+                outer=outer, wire_dtype=wire_dtype, average_buffers=average_buffers,
                 timeout=timeout, prefix=prefix,
             ),
         )  # fmt: skip

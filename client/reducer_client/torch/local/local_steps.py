@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from reducer.wire.codes import DType
-from reducer_client.dtypes import narrow_to
+from reducer_client.dtypes import WireDtype, check_wire_dtype
 from reducer_client.elastic import ElasticGroup
 from reducer_client.errors import NumericError
 from reducer_client.group import Group
@@ -56,8 +55,7 @@ class LocalSteps:
         delay: int = 0,
         keep_local: float = 0.0,
         outer: OuterSGD | None = None,
-        wire_dtype: str | None = None,
-        down: str | None = None,
+        wire_dtype: WireDtype | None = None,
         average_buffers: bool = False,
         timeout: Timeout | None = None,
         prefix: str | None = None,
@@ -65,18 +63,16 @@ class LocalSteps:
     ) -> None:
         self.schedule = Schedule(every, fragments, delay, keep_local)
         self.outer = outer or OuterSGD()
-        narrow_to(DType.FLOAT32, wire_dtype)  # raises
+        check_wire_dtype(wire_dtype)
         _check_elastic(group, self.schedule)
         self._module = plain_module(model)
         self.parameters = find_parameters(self._module)
         self._host = find_host(model, group)
         self.steps = 0
-        options = {"wire_dtype": wire_dtype, "down": down}
-        given = {name: value for name, value in options.items() if value is not None}
-        self._link = None if group is None else Link(group, given, timeout)
+        self._link = None if group is None else Link(group, wire_dtype, timeout)
         self._prefix = prefix or _next_prefix(group)
         self.fragments = self._cut(average_buffers)
-        self._settings = f"{self.schedule}, {self.outer}, {given}, {average_buffers=}"
+        self._settings = f"{self.schedule}, {self.outer}, {wire_dtype=!s}, {average_buffers=}"
         self._is_checked = is_equal
         if not is_equal:
             self._begin_equal()

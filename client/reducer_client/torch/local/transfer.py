@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from reducer_client.dtypes import WireDtype
 from reducer_client.errors import NumericError
 from reducer_client.group import Group, wait_all_or_end
 from reducer_client.torch.tensors.cuda import CudaStaging
@@ -18,13 +19,13 @@ class Link:
     """The way of flat tensors to a group and back. CUDA tensors go through pinned host memory.
 
     Args:
-        options: further arguments of ``Group.all_reduce`` for float32, such as ``wire_dtype``.
+        wire_dtype: how float32 is sent.
         timeout: for each wait, and on CUDA from the call on; by default the group's.
     """
 
-    def __init__(self, group: Group, options: Mapping[str, Any], timeout: Timeout | None) -> None:
+    def __init__(self, group: Group, wire_dtype: WireDtype | None, timeout: Timeout | None) -> None:
         self.group = group
-        self.options = options
+        self.wire_dtype = wire_dtype
         self.timeout = timeout
         self._stagings: dict[torch.device, CudaStaging] = {}
 
@@ -41,14 +42,15 @@ class Transfer:
     """The mean of a flat tensor, in place. Nobody else may use the tensor until `wait` returns.
 
     Args:
-        narrows: whether the link's options count. They may round the values.
+        narrows: whether float32 is sent in the link's wire dtype, which may round the values.
     """
 
     def __init__(self, link: Link, key: str, flat: torch.Tensor, narrows: bool = True) -> None:
         self._link = link
         self._key = key
         self._flat = flat
-        self._options = link.options if narrows and flat.dtype is torch.float32 else {}
+        narrow = narrows and flat.dtype is torch.float32
+        self._wire_dtype = link.wire_dtype if narrow else None
         self._work: Work[Any] | None = None
         self._waitable: Any = None  # the work, or the CUDA transfer around it
         staging = link.staging(flat.device)
@@ -87,7 +89,8 @@ class Transfer:
 
         self._work = self._link.group.all_reduce(
             source.numpy(), "mean", key=self._key, out=target.numpy(),
-            on_done=None if on_done is None else done, timeout=self._link.timeout, **self._options,
+            wire_dtype=self._wire_dtype, on_done=None if on_done is None else done,
+            timeout=self._link.timeout,
         )  # fmt: skip
         return self._work
 
