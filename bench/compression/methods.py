@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from reducer_client import Group
+from reducer_client import Group, Quantized
 from reducer_client.torch import attach, attach_topk
 
 Attach = Callable[[DistributedDataParallel, Group], object]
@@ -33,6 +33,17 @@ METHODS: dict[str, Attach] = {
     WHOLE: attach,
     "bfloat16": partial(attach, wire_dtype="bfloat16"),
     "float16": partial(attach, wire_dtype="float16"),
+    "int8": partial(attach, wire_dtype="int8", error_feedback=True),
+    "int8 both ways": partial(
+        attach, wire_dtype=Quantized("int8", down="same"), error_feedback=True
+    ),
+    "float8 both ways": partial(
+        attach, wire_dtype=Quantized("float8_e4m3fn", down="same"), error_feedback=True
+    ),
+    "e3m0": partial(attach, wire_dtype="e3m0", error_feedback=True),
+    "e3m0 both ways": partial(
+        attach, wire_dtype=Quantized("e3m0", down="same"), error_feedback=True
+    ),
     "top 1%": attach_topk,
     "top 1% bfloat16": partial(attach_topk, value_dtype="bfloat16"),
     "top 0.2% bfloat16": partial(attach_topk, ratio=0.002, value_dtype="bfloat16"),

@@ -62,7 +62,10 @@ def _compare(
 def test_compressed_gradients_reach_the_accuracy_of_whole_ones(
     addresses: list[str], tmp_path: Path
 ) -> None:
-    names = [WHOLE, "bfloat16", "float16", "top 1%", "PowerSGD rank 2", "fp16_compress_hook"]
+    names = [
+        *(WHOLE, "bfloat16", "float16", "int8 both ways", "e3m0"),
+        *("top 1%", "PowerSGD rank 2", "fp16_compress_hook"),
+    ]
     save_digits(tmp_path / "digits.npz")
     arguments = (addresses, str(tmp_path / "store"), [*names, FORGETFUL])
     ranks = run_ranks(2, _compare, *arguments, timeout=200)
@@ -87,6 +90,8 @@ def _check_bytes(outcomes: dict[str, Outcome]) -> None:
     saved = {name: whole / outcome.bytes_moved for name, outcome in outcomes.items()}
     for name in ("bfloat16", "float16", "fp16_compress_hook"):
         assert saved[name] == pytest.approx(2, rel=HEADERS), saved
+    assert saved["int8 both ways"] == pytest.approx(1024 / 260, rel=HEADERS), saved
+    assert saved["e3m0"] == pytest.approx(2 / (132 / 1024 + 1 / 2), rel=HEADERS), saved
     assert saved["top 1%"] > 45, saved
     assert saved["PowerSGD rank 2"] > 20, saved
 
