@@ -7,6 +7,10 @@ or, over another backend:
 model = DistributedDataParallel(net)
 reducer_client.torch.attach(model, group)
 
+or, with a forward pass that begins before all gradients of the last step have arrived:
+
+with reducer_client.torch.Overlap(model, optimizer, group): ...
+
 or, with workers that come and go:
 
 with reducer_client.torch.Elastic(model, optimizer, workers=4) as elastic: ...
@@ -34,6 +38,7 @@ from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attac
 from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
 from reducer_client.torch.local.diloco import DiLoCo
 from reducer_client.torch.local.local_sgd import LocalSGD
+from reducer_client.torch.overlap.training import Overlap
 from reducer_client.torch.server.optimizer import ServerOptimizer
 from reducer_client.torch.server.quorum import QuorumOptimizer
 
@@ -43,6 +48,7 @@ __all__ = [
     "LocalSGD",
     "Options",
     "OuterSGD",
+    "Overlap",
     "QuorumOptimizer",
     "ReductionState",
     "ServerOptimizer",

@@ -96,6 +96,8 @@ ALLOWED = {
     "reducer_client.torch.backend": TORCH
     | {f"reducer_client.torch.{name}" for name in ("calls", "hierarchy", "tensors")},
     "reducer_client.torch.hook": TORCH | {"reducer_client.torch.tensors"},
+    "reducer_client.torch.overlap": TORCH
+    | {"reducer_client.torch.hook", "reducer_client.torch.tensors"},
     "reducer_client.torch.elastic": TORCH
     | {"reducer_client.elastic", "reducer_client.torch.tensors"},
     "reducer_client.torch.local": TORCH

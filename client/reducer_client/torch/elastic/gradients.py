@@ -7,7 +7,7 @@ would have others, and DDP needs a process group of fixed ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group, wait_all_or_end
 from reducer_client.torch.elastic.bucket import Bucket, sum_dtype
 from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.torch.tensors.partition import partition
 from reducer_client.work import Work
 
 _COUNTS = "elastic/samples"
@@ -52,7 +53,7 @@ class Gradients:
         self.buckets = [
             Bucket(index, part, keeps=keeps, wire_dtype=wire_dtype,
                    staging=stagings.get(part[0].device))
-            for index, part in enumerate(plan(parameters, bucket_bytes))
+            for index, part in enumerate(partition(parameters, bucket_bytes, _sum_dtype))
         ]  # fmt: skip
         self._samples: int | None = None
         self._counts: Work[Array] | None = None
@@ -172,23 +173,5 @@ class Gradients:
         return sum(int(counts[rank]) for rank in members)
 
 
-def plan(parameters: Sequence[torch.nn.Parameter], most: int) -> Iterator[list[torch.nn.Parameter]]:
-    """The parameters of each bucket, of at most ``most`` bytes or one parameter.
-
-    The last parameters come first, because backward() makes their gradients first.
-    """
-    bucket: list[torch.nn.Parameter] = []
-    room = most
-    for parameter in reversed(parameters):
-        dtype = sum_dtype(parameter.dtype)
-        size = parameter.numel() * dtype.itemsize
-        is_alike = bucket and (sum_dtype(bucket[0].dtype), bucket[0].device) == (
-            dtype, parameter.device,
-        )  # fmt: skip
-        if bucket and (not is_alike or size > room):
-            yield bucket
-            bucket, room = [], most
-        bucket.append(parameter)
-        room -= size
-    if bucket:
-        yield bucket
+def _sum_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
+    return sum_dtype(parameter.dtype)

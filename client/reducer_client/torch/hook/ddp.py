@@ -25,7 +25,7 @@ from reducer_client.torch.tensors.cuda import CudaStaging, OnDone
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
 
-__all__ = ["ReductionState", "all_reduce_hook", "attach", "exchange", "take"]
+__all__ = ["ReductionState", "all_reduce_hook", "attach", "exchange", "next_number", "take"]
 
 TensorFuture = torch.futures.Future[torch.Tensor]
 # submit(host, on_done) starts a collective on a host tensor, in place.
@@ -84,7 +84,7 @@ class ReductionState:
                 "'int8'"
             )
         if prefix is None:
-            prefix = f"ddp{next(_state_numbers.setdefault(group, itertools.count()))}"
+            prefix = f"ddp{next_number(group)}"
         self.group: Group | None = group
         self.wire_dtype = wire_dtype
         self.feedback = None if error_feedback is None else Residuals(error_feedback, "cpu")
@@ -244,6 +244,11 @@ def attach(
     )
     model.register_comm_hook(state, all_reduce_hook)
     return state
+
+
+def next_number(group: Group) -> int:
+    """The number of a state within its group, for the prefix of its keys."""
+    return next(_state_numbers.setdefault(group, itertools.count()))
 
 
 def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:

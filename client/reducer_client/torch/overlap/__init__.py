@@ -1,0 +1,1 @@
+"""Training whose next forward pass begins before all gradients of the last step have arrived."""
