@@ -8,7 +8,12 @@ from typing import Any
 
 # The contender that every run has: the same training without any communication.
 COMPUTE = "compute"
-KINDS = ("gloo", "gloo-bf16", "reducers", "reducers-bf16", "reducers-priority", COMPUTE)
+# Trains with reducer_client.torch.Overlap; all others use DistributedDataParallel.
+OVERLAP = "reducers-overlap"
+KINDS = (
+    *("gloo", "gloo-bf16", "reducers", "reducers-bf16", "reducers-priority", OVERLAP),
+    COMPUTE,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,11 @@ class Contender:
     def is_exact(self) -> bool:
         """Whether float32 gradients are sent as float32."""
         return not self.kind.endswith("-bf16")
+
+    @property
+    def sums_alike(self) -> bool:
+        """Whether the contender's sums have the bits of float32 sums by reducers."""
+        return self.uses_reducers and self.is_exact
 
 
 def parse_contender(name: str) -> Contender:

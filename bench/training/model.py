@@ -28,6 +28,9 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(64, 1, words=2048),
+    # 7.3 million parameters, nearly all in equal layers, as in large models. In the others, most
+    # parameters are in the embedding, which is the last to get a gradient and the first to be used.
+    "layers": Shape(256, 8, words=2048),
     "10m": Shape(256, 4),  # BERT-mini: 11.4 million parameters
     "30m": Shape(512, 4),  # BERT-small: 29.3
     "110m": Shape(768, 12),  # BERT-base: 110.3

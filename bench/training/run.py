@@ -123,6 +123,7 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
                 f"{outcome.name}: the ranks ended with {len(different)} different sets of "
                 "parameters, expected one; a gradient was summed wrongly or not everywhere"
             )
+    _check_bits([o for o in trained if parse_contender(o.name).sums_alike])
     theirs = _last_loss(trained[0])
     for outcome in trained:
         exact = parse_contender(outcome.name).is_exact
@@ -132,6 +133,16 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
             raise TrainingError(
                 f"{outcome.name}: ended with a loss of {ours:.4f}, {trained[0].name} with "
                 f"{theirs:.4f}; expected at most {allowed:.0%} apart"
+            )
+
+
+def _check_bits(outcomes: Sequence[Outcome]) -> None:
+    """Raises TrainingError unless the contenders have the same losses and parameters, as bits."""
+    for outcome in outcomes[1:]:
+        if (outcome.losses, outcome.digests) != (outcomes[0].losses, outcomes[0].digests):
+            raise TrainingError(
+                f"{outcome.name}: other bits than {outcomes[0].name} in the losses or the "
+                "parameters; expected the same, since the reducers add in the same order"
             )
 
 

@@ -1,9 +1,10 @@
-"""One contender's model, wrapped in DDP as a user would do."""
+"""One contender's model, wrapped in DDP or an Overlap as a user would do."""
 
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import reducer_client.torch
-from bench.training.case import COMPUTE, Case, Contender
+from bench.training.case import COMPUTE, OVERLAP, Case, Contender
 from bench.training.model import ANSWERS, SHAPES, Bert
 from bench.training.text import Passages
 from reducer_client import Group
-from reducer_client.torch import ReductionState
+from reducer_client.torch import Overlap, ReductionState
 
 _SEED = 2
 # Learning rate for a width of 1; wider models need a smaller one, or they diverge.
@@ -31,30 +32,40 @@ class Trainer:
         self._batch, self._rank = case.batch, rank
         self._passages = Passages(case.sequence, SHAPES[case.size].words, ANSWERS)
         torch.manual_seed(_SEED)
-        self._model = DistributedDataParallel(
-            Bert(SHAPES[case.size]),
-            # The seed makes the parameters equal; the digests at the end check this.
-            init_sync=False,
-            gradient_as_bucket_view=True,
-            **_bucket_options(contender),
-        )
-        self._state = _register_hook(self._model, contender, group)
+        model = Bert(SHAPES[case.size])
         rate = _LEARNING_RATE / SHAPES[case.size].width
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=rate)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        self._model: nn.Module = model
+        self._overlap: Overlap | None = None
+        self._syncs: Callable[[], AbstractContextManager[None]] = nullcontext
+        if contender.kind == OVERLAP:
+            assert group is not None
+            options = _bucket_options(contender)
+            self._overlap = Overlap(model, self._optimizer, group, **options)
+            self._state: ReductionState | None = self._overlap.state
+        else:
+            self._model = wrapped = _wrap(model, contender)
+            self._state = _register_hook(wrapped, contender, group)
+            if contender.kind == COMPUTE:
+                self._syncs = wrapped.no_sync
         self._steps = 0
 
     def step(self) -> float:
         """Train on the next batch; returns this rank's loss."""
         batch = self._passages.batch(self._batch, self._steps, self._rank)
         self._steps += 1
-        silent = self.contender.kind == COMPUTE
-        with self._model.no_sync() if silent else nullcontext():
+        with self._syncs():
             logits = self._model(batch.tokens, batch.places)
             loss = nn.functional.cross_entropy(logits, batch.words)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
         return loss.item()
+
+    def finish(self) -> None:
+        """Wait until the last step is over."""
+        if self._overlap is not None:
+            self._overlap.synchronize()
 
     @property
     def reduced_bytes(self) -> int:
@@ -71,6 +82,16 @@ class Trainer:
         for parameter in self._model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _wrap(model: nn.Module, contender: Contender) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        model,
+        # The seed makes the parameters equal; the digests at the end check this.
+        init_sync=False,
+        gradient_as_bucket_view=True,
+        **_bucket_options(contender),
+    )
 
 
 def _bucket_options(contender: Contender) -> dict[str, Any]:

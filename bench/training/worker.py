@@ -73,6 +73,8 @@ def _block(trainer: Trainer, steps: int) -> dict[str, Any]:
     for _ in range(steps):
         losses.append(trainer.step())
         ended.append(time.perf_counter())
+    trainer.finish()
+    ended[-1] = time.perf_counter()
     return {"began": began, "ended": ended, "losses": losses}
 
 
