@@ -16,6 +16,7 @@ class Bucket:
     Attributes:
         places: the places of the parameters in the list of all.
         parameters: the parameters.
+        nbytes: size of the bucket.
         means: a view of the bucket's memory for each parameter. Between `send` and the end of
             the exchange, they belong to the client.
     """
@@ -31,23 +32,32 @@ class Bucket:
             part.view(parameter.shape)
             for part, parameter in zip(torch.split(self._flat, sizes), parameters, strict=True)
         ]
+        self.nbytes = self._flat.numel() * self._flat.element_size()
         self._missing = len(self.parameters)
+        self._filled: torch.cuda.Event | None = None
         self._exchange: torch.futures.Future[torch.Tensor] | None = None
 
     def fill(self, at: int, gradient: torch.Tensor) -> bool:
         """Copy the gradient of the parameter ``at``. Returns whether the bucket is full."""
         self.means[at].copy_(gradient)
         self._missing -= 1
+        if not self._missing and self._flat.is_cuda:
+            self._filled = torch.cuda.current_stream(self._flat.device).record_event()
         return not self._missing
 
-    def send(self, state: ReductionState, on_end: Callable[[], None]) -> None:
-        """Start the mean over all ranks. ``on_end`` is called on any thread."""
-        state.bytes_reduced += self._flat.numel() * self._flat.element_size()
+    def send(self, state: ReductionState, on_end: Callable[[Bucket], None]) -> None:
+        """Start the mean over all ranks. Any thread may call it. Raises ReducerErrors.
+
+        ``on_end`` is called with the bucket, on any thread.
+        """
+        state.bytes_reduced += self.nbytes
         self._missing = len(self.parameters)
+        if self._filled is not None:  # by the stream of backward(), which is not this thread's
+            torch.cuda.current_stream(self._flat.device).wait_event(self._filled)
         self._exchange = exchange(
             state, self._flat, lambda host, on_done: state.submit(host, self.index, on_done)
         )
-        self._exchange.add_done_callback(lambda _: on_end())
+        self._exchange.add_done_callback(lambda _: on_end(self))
 
     def end(self) -> None:
         """End the exchange, for which ``on_end`` was called. Raises a RuntimeError if it failed.

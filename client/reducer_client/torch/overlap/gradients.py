@@ -18,6 +18,7 @@ from torch import nn
 from reducer_client.group import Group, wait_or_end
 from reducer_client.torch.overlap.bucket import Bucket
 from reducer_client.torch.overlap.forward_order import ForwardOrder
+from reducer_client.torch.overlap.outgoing import Outgoing
 from reducer_client.torch.tensors.partition import partition
 
 Named = tuple[str, nn.Parameter]
@@ -28,7 +29,7 @@ class Gradients:
 
     Args:
         named: all trained parameters, with their names.
-        send: sends a full bucket.
+        outgoing: sends full buckets.
 
     Attributes:
         buckets: the buckets; empty before the first gradient.
@@ -42,14 +43,14 @@ class Gradients:
         named: Sequence[Named],
         order: ForwardOrder,
         bucket_bytes: int,
-        send: Callable[[Bucket], None],
+        outgoing: Outgoing,
     ) -> None:
         self._group = group
         self._prefix = prefix
         self._named = named
         self._order = order
         self._bucket_bytes = bucket_bytes
-        self._send = send
+        self._outgoing = outgoing
         self._lock = threading.RLock()  # autograd has a thread for each device
         self.buckets: list[Bucket] = []
         self._homes: dict[int, tuple[Bucket, int]] = {}  # by place: bucket, and place in it
@@ -127,7 +128,7 @@ class Gradients:
         self._taken[place] = gradient, gradient._version
         bucket, at = self._homes[place]
         if bucket.fill(at, gradient):
-            self._send(bucket)
+            self._outgoing.add(bucket)
 
     def _plan(self) -> None:
         """Make the buckets, from the order of rank 0: all ranks must have the same ones."""
@@ -141,6 +142,7 @@ class Gradients:
             bucket = Bucket(index, [places[id(parameter)] for parameter in part], part)
             self.buckets.append(bucket)
             self._homes.update((place, (bucket, at)) for at, place in enumerate(bucket.places))
+        self._outgoing.plan(self.buckets)
 
 
 def _no_gradient(name: str, count: int) -> str:

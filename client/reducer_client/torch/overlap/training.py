@@ -16,6 +16,7 @@ from reducer_client.torch.hook.ddp import ReductionState, next_number
 from reducer_client.torch.overlap import checks
 from reducer_client.torch.overlap.forward_order import ForwardOrder
 from reducer_client.torch.overlap.gradients import Gradients
+from reducer_client.torch.overlap.outgoing import Outgoing
 from reducer_client.torch.overlap.partial_steps import PartialSteps
 from reducer_client.torch.overlap.start import share
 from reducer_client.torch.overlap.updates import Updates
@@ -53,7 +54,10 @@ class Overlap:
         group: the joined group that sums the gradients. All ranks make their Overlaps in the same
             order.
         bucket_cap_mb: maximum size of a bucket of gradients in MiB.
-        prioritize: send the gradients that the next forward pass needs first before others.
+        prioritize: send the gradients that the next forward pass needs first before others, as far
+            as backward() has not sent them already.
+        credit_mb: with ``prioritize``, how many bytes of gradients may be in flight, in MiB, and
+            at least an eighth of all. They go before a bucket that is needed sooner.
         wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
         timeout: timeout of a bucket, in seconds or a timedelta, as for `attach`.
         prefix: prefix of the keys of the buckets, as for `attach`.
@@ -78,15 +82,17 @@ class Overlap:
         optimizer: torch.optim.Optimizer,
         group: Group,
         *,
-        bucket_cap_mb: float = 4,
+        bucket_cap_mb: float = 1,
         prioritize: bool = True,
+        credit_mb: float = 1,
         wire_dtype: WireDtype | None = None,
         timeout: Timeout | None = None,
         prefix: str | None = None,
         per_parameter: bool = False,
     ) -> None:
-        if bucket_cap_mb <= 0:
-            raise ValueError(f"bucket_cap_mb={bucket_cap_mb}: expected more than 0")
+        for option, value in (("bucket_cap_mb", bucket_cap_mb), ("credit_mb", credit_mb)):
+            if value <= 0:
+                raise ValueError(f"{option}={value}: expected more than 0")
         named = checks.find_parameters(model)
         checks.check_optimizer(optimizer, named, per_parameter)
         if getattr(optimizer.step, "_is_overlap", False):
@@ -102,8 +108,15 @@ class Overlap:
         self._order = ForwardOrder(model, [parameter for _, parameter in named])
         self._steps = PartialSteps(optimizer)
         self._updates = Updates(self.state, self._steps)
+        outgoing = Outgoing(
+            group,
+            self.state,
+            _bytes(credit_mb) if prioritize else None,
+            self._updates.arrive,
+            self._updates.fail,
+        )
         self._gradients = Gradients(
-            group, prefix, named, self._order, int(bucket_cap_mb * (1 << 20)), self._updates.send
+            group, prefix, named, self._order, _bytes(bucket_cap_mb), outgoing
         )
         self._hooks = self._watch()
         own = {"step": MethodType(self._step_function(), optimizer), **checks.SEES_SCALER}
@@ -222,3 +235,7 @@ class Overlap:
             self._optimizer.register_state_dict_pre_hook(wait),
             self._optimizer.register_load_state_dict_pre_hook(wait),
         ]
+
+
+def _bytes(mebibytes: float) -> int:
+    return int(mebibytes * (1 << 20))

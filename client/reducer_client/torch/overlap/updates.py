@@ -24,7 +24,7 @@ class Updates:
         self._steps = steps
         self._groups: Groups = []
         self._lock = threading.RLock()
-        self._ended: SimpleQueue[Bucket] = SimpleQueue()  # filled by the client's threads
+        self._ended: SimpleQueue[Bucket | None] = SimpleQueue()  # None after a failure
         self._here: dict[int, Bucket] = {}  # ended exchanges, by index
         self._open: dict[int, Bucket] = {}  # updates of the last step that were not made
         self._failure: Exception | None = None
@@ -34,14 +34,14 @@ class Updates:
         if self._failure is not None:
             raise self._failure
 
-    def send(self, bucket: Bucket) -> None:
-        """Start the exchange of a full bucket. Raises ReducerErrors."""
-        self.check()
-        try:
-            bucket.send(self._state, lambda: self._ended.put(bucket))
-        except Exception as error:
-            self._failure = error
-            raise
+    def fail(self, error: Exception) -> None:
+        """End the training with an error. Any thread may call it."""
+        self._failure = error
+        self._ended.put(None)
+
+    def arrive(self, bucket: Bucket) -> None:
+        """The exchange of a bucket has ended. Any thread may call it."""
+        self._ended.put(bucket)
 
     def release(self, buckets: Iterable[Bucket], groups: Groups) -> None:
         """Allow the updates of all buckets, with these hyperparameters."""
@@ -80,6 +80,8 @@ class Updates:
 
     def _take(self) -> None:
         bucket = self._ended.get()
+        self.check()
+        assert bucket is not None
         self._here[bucket.index] = bucket
 
     def _make(self, bucket: Bucket) -> None:
