@@ -92,6 +92,7 @@ def _make_case(options: argparse.Namespace, workers: int, rate: str | None) -> C
         steps=options.steps,
         contenders=options.contenders,
         hosted=options.hosted,
+        device_ms=options.device_ms,
     )
 
 
@@ -119,6 +120,14 @@ def _parse_arguments() -> argparse.Namespace:
     add("--credit", metavar="SIZE", help="--credit of `reducer serve`; default: its own")
     add("--batch", type=_count, default=1, help="passages of a worker in a step")
     add("--sequence", type=int, default=32, help="tokens of a passage")
+    add(
+        "--device-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="each layer takes so much longer in forward(), and twice that in backward(), without "
+        "a core, as if an accelerator computed it",
+    )
     add("--warmup", type=_count, default=2, help="steps")
     add("--blocks", type=_count, default=5, help="of each contender")
     add("--steps", type=_count, default=2, help="of each block")

@@ -53,7 +53,7 @@ class Case:
 
     ``rate`` has tc's syntax, None for loopback. ``chunk`` (bytes) and ``credit`` are None for the
     defaults of client and daemon. The last contender is ``COMPUTE``. ``hosted``: the workers host
-    reducers, too.
+    reducers, too. ``device_ms``: see `bench.training.model.Device`.
     """
 
     size: str
@@ -71,6 +71,7 @@ class Case:
     steps: int
     contenders: tuple[str, ...]
     hosted: bool = False
+    device_ms: float = 0.0
 
     @property
     def samples(self) -> int:

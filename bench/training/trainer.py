@@ -32,7 +32,7 @@ class Trainer:
         self._batch, self._rank = case.batch, rank
         self._passages = Passages(case.sequence, SHAPES[case.size].words, ANSWERS)
         torch.manual_seed(_SEED)
-        model = Bert(SHAPES[case.size])
+        model = Bert(SHAPES[case.size], case.device_ms)
         rate = _LEARNING_RATE / SHAPES[case.size].width
         self._optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         self._model: nn.Module = model
