@@ -58,7 +58,8 @@ class Overlap:
             as backward() has not sent them already.
         credit_mb: with ``prioritize``, how many bytes of gradients may be in flight, in MiB, and
             at least an eighth of all. They go before a bucket that is needed sooner.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
+        wire_dtype: the dtype in which float32 gradients are sent, as for `Group.all_reduce`, such
+            as ``"bfloat16"``. There is no error feedback for quantised ones.
         timeout: timeout of a bucket, in seconds or a timedelta, as for `attach`.
         prefix: prefix of the keys of the buckets, as for `attach`.
         per_parameter: says that an optimizer that is not torch's own updates each parameter from
