@@ -1,7 +1,7 @@
 """Handwritten digits with local steps, beside data parallel: accuracy, and bytes at the reducers.
 
-The data, the net and the batches are those of bench.compression. After the last step DiLoCo
-exchanges once more what was not exchanged yet.
+The data and the batches are those of bench.compression, and by default also the net and the inner
+optimizer. After the last step DiLoCo exchanges once more what was not exchanged yet.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench.compression.digits import EPOCHS, save_digits
+from bench.compression.digits import save_digits
 from bench.machine import facts
 from bench.slow_links.methods import METHODS, WHOLE, Result, verdicts, with_wires
 from bench.slow_links.rank import Job, Trained, work
+from bench.slow_links.recipes import RECIPES
 from reducer_client import local_reducers
 
 
@@ -63,8 +64,9 @@ def format_table(results: dict[str, Result]) -> str:
 def main() -> None:
     options = _parse_arguments()
     job = Job(
-        options.workers, options.names, options.wires, options.seeds, options.epochs, [], Path()
-    )
+        options.workers, options.names, options.wires, options.seeds, options.recipe,
+        options.epochs or RECIPES[options.recipe].epochs, [], Path(),
+    )  # fmt: skip
     runs = run(job, options.reducers)
     results = {name: summary(runs, name) for name in options.names}
     print(format_table(results), *verdicts(results), sep="\n")
@@ -88,7 +90,8 @@ def _parse_arguments() -> argparse.Namespace:
     add("--workers", type=int, default=4)
     add("--reducers", type=int, default=2)
     add("--seeds", type=int, default=5, help="trainings of each method")
-    add("--epochs", type=int, default=EPOCHS)
+    add("--recipe", choices=RECIPES, default="compression", help="the net and inner optimizer")
+    add("--epochs", type=int, help="default: those of the recipe")
     add("--wires", default="", metavar="DTYPE,...", help="more trainings with H 50 in these dtypes")
     add("--methods", metavar="NAME,...", help=f"beside {WHOLE}; default: all")
     add("--json", type=Path, metavar="PATH")

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.compression.digits import Digits, make_net, make_optimizer
+from bench.compression.digits import Digits
 from bench.slow_links.methods import with_wires
+from bench.slow_links.recipes import RECIPES
 from reducer_client import Group
 from reducer_client.config import keep_gloo_on_loopback
 from reducer_client.errors import NumericError
@@ -40,6 +41,7 @@ class Job:
     names: Sequence[str]
     wires: Sequence[str]
     seeds: int
+    recipe: str
     epochs: int
     addresses: list[str]
     folder: Path
@@ -66,8 +68,9 @@ def work(rank: int, job: Job) -> list[dict[str, Trained]]:
 def _train(name: str, job: Job, digits: Digits, seed: int) -> Trained:
     method = with_wires(list(job.wires))[name]
     group = _group()
-    model: Any = make_net(seed)
-    optimizer: Any = make_optimizer(model)
+    recipe = RECIPES[job.recipe]
+    model: Any = recipe.net(seed)
+    optimizer: Any = recipe.optimizer(model)
     if method.options is None:
         model = DistributedDataParallel(model)
         attach(model, group)
