@@ -7,7 +7,8 @@ the head should have, and tells the others, who use it in the next step.
 
 A group sends chunks by priority, but has up to 512 KiB of each round in flight to each reducer.
 With several reducers, this is all of a bucket, which would then go before buckets that are needed
-sooner. So buckets wait here while the bytes in flight exceed a limit, the credit of ByteScheduler.
+sooner. So during backward(), buckets wait here while the bytes in flight exceed a limit, the credit
+of ByteScheduler. Afterwards all are full, and go in their order without a limit.
 
 Law: all ranks send the buckets of a step in the same order. With other orders, each rank's credit
 would be taken by buckets that other ranks hold back.
@@ -38,7 +39,7 @@ class Outgoing:
     """Sends full buckets in the order of all ranks.
 
     Args:
-        credit: bytes that may be in flight; None for no limit, and no other order
+        credit: bytes that may be in flight during backward(); None for no limit, and no other order
             than that of backward().
         on_end: called with a bucket whose exchange has ended, on any thread.
         on_failure: called with the error if a bucket could not be sent.
@@ -61,7 +62,7 @@ class Outgoing:
         self._count = 0
         self._order: list[int] = []  # the buckets of this step that were not sent, last first
         self._full: dict[int, Bucket] = {}
-        self._filled = 0  # how many buckets of this step were filled
+        self._filled = 0  # how many buckets were filled, during backward()
         self._flying = 0  # bytes
         self._steps = 0
         self._head = 0
@@ -114,13 +115,16 @@ class Outgoing:
     def _send(self) -> None:
         while self._order and self._order[-1] in self._full:
             bucket = self._full[self._order[-1]]
-            is_limited = self._credit is not None and self._flying > 0
-            if is_limited and self._flying + bucket.nbytes > (self._credit or 0):
+            if self._filled and not self._fits(bucket):
                 return
             self._order.pop()
             del self._full[bucket.index]
             self._flying += bucket.nbytes
             bucket.send(self._state, self._end)
+
+    def _fits(self, bucket: Bucket) -> bool:
+        credit = self._credit
+        return credit is None or not self._flying or self._flying + bucket.nbytes <= credit
 
     def _end(self, bucket: Bucket) -> None:
         with self._lock:

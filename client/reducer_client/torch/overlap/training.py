@@ -56,8 +56,9 @@ class Overlap:
         bucket_cap_mb: maximum size of a bucket of gradients in MiB.
         prioritize: send the gradients that the next forward pass needs first before others, as far
             as backward() has not sent them already.
-        credit_mb: with ``prioritize``, how many bytes of gradients may be in flight, in MiB, and
-            at least an eighth of all. They go before a bucket that is needed sooner.
+        credit_mb: with ``prioritize``, how many bytes of gradients may be in flight during
+            backward(), in MiB, and at least an eighth of all. They go before a bucket that is
+            needed sooner.
         wire_dtype: the dtype in which float32 gradients are sent, as for `Group.all_reduce`, such
             as ``"bfloat16"``. There is no error feedback for quantised ones.
         timeout: timeout of a bucket, in seconds or a timedelta, as for `attach`.
