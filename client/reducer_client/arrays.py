@@ -85,18 +85,3 @@ def check_movable(dtype: np.dtype[Any]) -> None:
     """Raise TypeError if the dtype holds Python objects, which other processes cannot read."""
     if dtype.hasobject:
         raise TypeError(f"arrays of {dtype} hold Python objects and cannot be sent")
-
-
-def check_residual(residual: object, source: Array, target: Array | None) -> Array:
-    """The residual of an array; raises TypeError or ValueError if it cannot be one."""
-    if not isinstance(residual, np.ndarray) or residual.dtype != np.float32:
-        got = residual.dtype if isinstance(residual, np.ndarray) else type(residual).__name__
-        raise TypeError(f"residual: expected a NumPy array of float32, got {got}")
-    if residual.shape != source.shape:
-        raise ValueError(f"residual: expected shape {source.shape}, got {residual.shape}")
-    flags = residual.flags
-    if not (flags.writeable and flags.c_contiguous and flags.aligned):
-        raise ValueError("residual: expected a writable, C-contiguous, aligned array")
-    if any(each is not None and np.may_share_memory(residual, each) for each in (source, target)):
-        raise ValueError("residual: expected memory of its own, got that of array or out")
-    return residual

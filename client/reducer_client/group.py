@@ -16,7 +16,6 @@ from reducer_client.arrays import (
     apart,
     as_array,
     check_movable,
-    check_residual,
     flat_bytes,
     target_array,
 )
@@ -27,6 +26,7 @@ from reducer_client.default_keys import KeysInTurn
 from reducer_client.dtypes import Op, Wire, WireDtype, find_dtype, find_reduction, narrow_to
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
+from reducer_client.feedback import feedback_of, feedbacks_of
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.interrupts import EndOnInterrupt
@@ -172,7 +172,7 @@ class Group:
         code, reducible = find_reduction(op, source.dtype, dtype)
         wire = narrow_to(code, reducible, wire_dtype)
         target = target_array(out, source.shape, source.dtype)
-        feedback = _feedback(residual, wire, source, target)
+        feedback = feedback_of(residual, wire, source, target)
         return self._make(
             key,
             "all_reduce",
@@ -215,7 +215,7 @@ class Group:
         sources = [as_array(array) for array in arrays]
         reductions = [find_reduction(op, source.dtype) for source in sources]
         wires = [narrow_to(code, reducible, wire_dtype) for code, reducible in reductions]
-        feedbacks = _feedbacks(residuals, wires, sources)
+        feedbacks = feedbacks_of(residuals, wires, sources)
         buffers = plan_fusion(sources, fusion_threshold)
         results: list[Array] = [np.empty(0)] * len(sources)
         operations: list[Operation] = []
@@ -375,7 +375,7 @@ class Group:
         wire = narrow_to(code, reducible, wire_dtype)
         shape = (source.shape[0] // self.world_size, *source.shape[1:])
         target = target_array(out, shape, source.dtype)
-        feedback = _feedback(residual, wire, source, target)
+        feedback = feedback_of(residual, wire, source, target)
         return self._make(
             key,
             "reduce_scatter",
@@ -624,26 +624,3 @@ def _as_moved(array: Array) -> tuple[Wire, int]:
     check_movable(array.dtype)
     found = find_dtype(array.dtype)
     return (Wire(DType.UINT8), array.nbytes) if found is None else (Wire(found), array.size)
-
-
-def _feedback(residual: object, wire: Wire, source: Array, target: Array | None) -> Array | None:
-    if residual is None:
-        return None
-    if not wire.quantised:
-        raise ValueError(
-            "residual: expected a wire_dtype that is quantised, such as 'int8'; the array is sent "
-            f"as {wire.dtype.name.lower()}"
-        )
-    return check_residual(residual, source, target)
-
-
-def _feedbacks(
-    residuals: Sequence[Array] | None, wires: list[Wire], sources: list[Array]
-) -> list[Array]:
-    if residuals is None:
-        return []
-    if len(residuals) != len(sources):
-        raise ValueError(f"residuals: expected one for each array, {len(sources)}")
-    for residual, wire, source in zip(residuals, wires, sources, strict=True):
-        _feedback(residual, wire, source, None)
-    return list(residuals)

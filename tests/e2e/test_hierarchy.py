@@ -129,12 +129,20 @@ def _small(rank: int, group: Group, hierarchy: Hierarchy) -> None:
     assert tensor.unique().tolist() == [2.5]
 
 
-def _bfloat16_on_the_wire(rank: int, hierarchy: Hierarchy) -> None:
-    tensor = _contribution(rank, torch.float32, COUNT)
+def _narrow_on_the_wire(rank: int, hierarchy: Hierarchy) -> None:
     exact = sum(_contribution(r, torch.float32, COUNT).double() for r in range(WORLD))
-    _submit(hierarchy, tensor, "sum", "narrow", wire_dtype="bfloat16").wait(60)
-    assert not tensor.double().equal(exact)
-    torch.testing.assert_close(tensor.double(), exact, rtol=0.02, atol=0.05)
+    for wire in ("bfloat16", "int8"):
+        tensor = _contribution(rank, torch.float32, COUNT)
+        _submit(hierarchy, tensor, "sum", wire, wire_dtype=wire).wait(60)
+        assert not tensor.double().equal(exact)
+        torch.testing.assert_close(tensor.double(), exact, rtol=0.02, atol=0.1)
+    residual = np.zeros(COUNT, np.float32)
+    tensor = _contribution(rank, torch.float32, COUNT)
+    _submit(hierarchy, tensor, "mean", "kept", wire_dtype="e3m0", residual=residual).wait(60)
+    sent = np.flatnonzero(residual)  # this rank sends half of the elements of its host
+    assert 0.3 * COUNT < len(sent) < 0.55 * COUNT
+    with pytest.raises(TypeError, match="expected op sum or mean"):
+        _submit(hierarchy, tensor, "max", "wrong", wire_dtype="int8")
 
 
 def _nonfinite(rank: int, hierarchy: Hierarchy) -> str:
@@ -284,7 +292,7 @@ def _everything(
         hierarchy = make("sums")
         _sums(rank, hierarchy)
         _small(rank, group, hierarchy)
-        _bfloat16_on_the_wire(rank, hierarchy)
+        _narrow_on_the_wire(rank, hierarchy)
         found["nonfinite"] = _nonfinite(rank, hierarchy)
         found["ddp"] = _ddp(rank, group, hierarchy, f"{store}-ddp")
         hierarchy.close()

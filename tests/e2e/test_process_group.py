@@ -297,6 +297,13 @@ def _narrow(rank: int, world: int) -> None:
         assert 2 * half <= sent() - before < 2.1 * half, op
         assert torch.equal(tensor, torch.full((least,), expected)), op
         assert torch.equal(part, tensor[: part.numel()]), op
+    group = dist.new_group(pg_options=replace(default.options, job=None, wire_dtype="e3m0"))
+    for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.MAX, float(world))):
+        before = sent()
+        tensor = torch.full((least,), rank + 1.0)
+        dist.all_reduce(tensor, op=op, group=group)
+        assert torch.equal(tensor, torch.full((least,), expected)), op
+        assert (sent() - before < 0.6 * least) == (op == dist.ReduceOp.SUM), op
 
 
 def _negated(values: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """One worker of an elastic job without torch: `python -m tests.support.elastic_worker JSON`.
 
-The worker sums integers, step after step, until the job has made ``steps`` steps, and prints a line
-of JSON for each: the step, the ledger, the digest of the sums, and whether the sum is, to the unit,
-that of the members in the ledger. Its parameters are the sum of all results, so a worker that joins
-without them differs.
+The worker sums integers, the last array of a step in quantised blocks, until the job has made
+``steps`` steps, and prints a line of JSON for each step: the step, the ledger, the digest of the
+sums, and whether the sum is, to the bit, that of the members in the ledger. Its parameters are the
+sum of all results, so a worker that joins without them differs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from reducer_client import ReducerError, elastic
+from reducer.kernels import load
+from reducer_client import Quantized, ReducerError, elastic
 from reducer_client.elastic import ArrayState
+from tests.support.block_rounds import BlocksRound
 from tests.support.router import enter
 
 SIZES = (50_000, 1, 9_000)  # elements of the arrays of a step
+WIRES = (None, None, Quantized("e3m0"))
 END = 63  # where `names` tells that the job ends
 
 
@@ -70,15 +73,15 @@ def train(group: elastic.ElasticGroup, parameters: dict[str, Any], names: np.nda
     step, of_ranks = group.steps, names.copy()
     who = int(of_ranks[group.rank]) - 1
     works = [
-        group.all_reduce(contribution(who, step, index), key=f"w{index}")
+        group.all_reduce(contribution(who, step, index), key=f"w{index}", wire_dtype=WIRES[index])
         for index in range(len(SIZES))
     ]
     is_exact, ledgers = True, []
     for index, work in enumerate(works):
         result, at = work.wait(), 0
         for entry in work.ledger:
-            parts = [contribution(int(of_ranks[r]) - 1, step, index) for r in entry.members]
-            expected = np.sum(parts, axis=0)[at : at + entry.elements]
+            parts = {r: contribution(int(of_ranks[r]) - 1, step, index) for r in entry.members}
+            expected = total(group, parts, WIRES[index])[at : at + entry.elements]
             is_exact &= bool((expected == result[at : at + entry.elements]).all())
             at += entry.elements
         is_exact &= at == SIZES[index]
@@ -90,6 +93,15 @@ def train(group: elastic.ElasticGroup, parameters: dict[str, Any], names: np.nda
         event="step", name=who, era=era, step=step, exact=is_exact, ledgers=ledgers,
         digest=digest(parameters), new_era=is_new, rank=group.rank, at=time.monotonic(),
     )  # fmt: skip
+
+
+def total(
+    group: elastic.ElasticGroup, parts: dict[int, np.ndarray], wire: Quantized | None
+) -> np.ndarray:
+    if wire is None:
+        return np.asarray(np.sum([*parts.values()], axis=0))
+    table = group.settings.chunk_table
+    return BlocksRound(wire.code, "", table=table, kernels=load()).expected(parts, len(parts))
 
 
 def digest(parameters: dict[str, Any]) -> str:

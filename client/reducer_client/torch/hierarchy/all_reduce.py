@@ -45,6 +45,7 @@ class AllReduce:
     dtype: str | None
     limit: InitVar[float]
     on_done: Callable[[Any], None] | None
+    residual: Array | None = None
     error: ReducerError | None = None
 
     def __post_init__(self, limit: float) -> None:
@@ -109,6 +110,14 @@ class AllReduce:
             shard += -shard % CHUNK_ALIGNMENT
             pieces.append([piece[shard * r : shard * (r + 1)] for r in range(local_size)])
         return pieces
+
+    def residual_of(self, shard: torch.Tensor) -> Array | None:
+        """The residuals of the elements of a shard."""
+        if self.residual is None:
+            return None
+        flat = self.residual.reshape(-1)
+        start = shard.storage_offset() // flat.itemsize
+        return flat[start : start + shard.numel() // flat.itemsize]
 
     def finish(self, callbacks: StepThread) -> None:
         """Mark the call done. ``callbacks`` runs the callback, so that it delays no other call."""

@@ -31,6 +31,7 @@ from reducer_client.arrays import Array, as_array, target_array
 from reducer_client.debug import join_logger
 from reducer_client.dtypes import Op, WireDtype, find_op, find_reduction, narrow_to
 from reducer_client.errors import ClosedError, MismatchError, NumericError, ReducerError
+from reducer_client.feedback import feedback_of
 from reducer_client.group import Group
 from reducer_client.torch.hierarchy.all_reduce import SHARD_BYTES, AllReduce, Piece
 from reducer_client.torch.hierarchy.first_error import find_cause, pack_error, unpack_error
@@ -137,6 +138,7 @@ class Hierarchy:
         wire_dtype: WireDtype | None = None,
         *,
         dtype: str | None = None,
+        residual: Array | None = None,
         flat_key: str | None = None,
         priority: int = 0,
         on_done: Callable[[Any], None] | None = None,
@@ -145,11 +147,12 @@ class Hierarchy:
         """Like `Group.all_reduce`. Float arrays of at least LEAST_BYTES go through the hierarchy.
 
         Args:
+            residual: changes until the call is done, and only where this rank sends elements.
             flat_key: key of a call that does not go through the hierarchy. By default ``key``.
         """
         source = as_array(array)
         code, wire = find_reduction(op, source.dtype, dtype)
-        narrow_to(code, wire, wire_dtype)
+        sent = narrow_to(code, wire, wire_dtype)
         if wire not in _FLOATS or source.nbytes < LEAST_BYTES:
             return self._group.all_reduce(
                 source,
@@ -158,11 +161,13 @@ class Hierarchy:
                 out,
                 wire_dtype,
                 dtype=dtype,
+                residual=residual,
                 priority=priority,
                 on_done=on_done,
                 timeout=timeout,
             )
         result = target_array(out, source.shape, source.dtype)
+        feedback = feedback_of(residual, sent, source, result)
         if result is not source:
             np.copyto(result, source)
         call = AllReduce(
@@ -174,6 +179,7 @@ class Hierarchy:
             dtype=dtype,
             limit=as_seconds(self._timeout if timeout is None else timeout),
             on_done=on_done,
+            residual=feedback,
         )
         with self._lock:
             if self._failure is not None:
@@ -257,8 +263,9 @@ class Hierarchy:
         key = f"{number}/{call.key}"  # this group has no other calls
         try:
             return self._across.all_reduce(
-                values, call.op, key, values, call.wire_dtype, dtype=call.dtype
-            )
+                values, call.op, key, values, call.wire_dtype, dtype=call.dtype,
+                residual=call.residual_of(own),
+            )  # fmt: skip
         except ReducerError as error:
             raise self._between_hosts(error) from None
 
