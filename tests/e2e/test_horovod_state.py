@@ -47,6 +47,18 @@ def _compressors(rank: int, world: int) -> None:
             sent, context = compression.compress(torch.ones(5, dtype=other))
             assert sent.dtype == other
             assert compression.decompress(sent, context).dtype == other
+    for name in ("int8", "float8_e4m3fn", "e3m0"):
+        compression = getattr(hvd.Compression, name)
+        for dtype in (torch.float32, torch.float16, torch.int64):
+            tensors = [torch.full((300,), 4 * rank + 1, dtype=dtype) for _ in range(2)]
+            for op, expected in ((hvd.Sum, 6), (hvd.Max, 5)):  # powers of two are exact
+                found = hvd.allreduce(tensors[0], op=op, compression=compression)
+                assert found.dtype == dtype
+                assert (found - expected).abs().max() <= (0 if name == "e3m0" else 0.05)
+                grouped = hvd.grouped_allreduce(tensors, op=op, compression=compression)
+                assert all(torch.equal(each, found) for each in grouped)
+        part = hvd.reducescatter(torch.eye(64), op=hvd.Sum, compression=compression)
+        torch.testing.assert_close(part, 2 * torch.eye(64)[32 * rank : 32 * (rank + 1)])
 
 
 def _sync_batch_norm(rank: int, world: int) -> None:

@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 
 from reducer_client.arrays import Array, as_array, check_movable
-from reducer_client.dtypes import find_reduction
+from reducer_client.dtypes import check_wire_dtype, find_reduction
 from reducer_client.horovod import context
 from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.execution import OPS
 from reducer_client.horovod.handles import GroupHandle, Handle, OperationHandle, poll
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
-from reducer_client.horovod.requests import Average, Kind, ReduceOp, Request
+from reducer_client.horovod.requests import Average, Kind, ReduceOp, Request, Sum
 from reducer_client.horovod.scaling import check_scalable
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.synchronous import ends_on_interrupt, synchronize, synchronous
+from reducer_client.quantized import BlocksName
 
 __all__ = [
     "allgather",
@@ -61,6 +62,7 @@ def allreduce_async(
     *,
     out: Array | None = None,
     dtype: str | None = None,
+    wire_dtype: BlocksName | None = None,
 ) -> Handle[Array]:
     """Start an all-reduce of an array over the ranks of the process set.
 
@@ -70,8 +72,10 @@ def allreduce_async(
         out: array of the same shape and dtype for the result; ``array`` itself reduces in place.
         dtype: the dtype of ``array`` if its elements are bits in integers: ``"bfloat16"`` for
             16-bit integers, ``"float8_e4m3fn"`` or ``"float8_e5m2"`` for 8-bit integers.
+        wire_dtype: the quantised dtype in which float32 is sent for Average and Sum; see
+            ``Group.all_reduce``. All other arrays and operations are sent as they are.
     """
-    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype, wire_dtype)
     return _reduce(Kind.ALLREDUCE, [array], *options, None if out is None else [out])[0]
 
 
@@ -85,12 +89,13 @@ def grouped_allreduce_async(
     *,
     outs: Sequence[Array] | None = None,
     dtype: str | None = None,
+    wire_dtype: BlocksName | None = None,
 ) -> GroupHandle:
     """Start to reduce several arrays, which are announced together, so that they can be fused.
 
     ``synchronize`` returns a list with the result of each array.
     """
-    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype, wire_dtype)
     return GroupHandle(_reduce(Kind.ALLREDUCE, arrays, *options, outs, grouped=True))
 
 
@@ -103,12 +108,13 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     *,
     dtype: str | None = None,
+    wire_dtype: BlocksName | None = None,
 ) -> Handle[Array]:
     """Start to reduce an array; the value is this rank's rows of the result.
 
     With n rows and s ranks, the first n % s ranks get one row more than the others.
     """
-    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype, wire_dtype)
     return _reduce(Kind.REDUCESCATTER, [array], *options)[0]
 
 
@@ -121,9 +127,10 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     *,
     dtype: str | None = None,
+    wire_dtype: BlocksName | None = None,
 ) -> GroupHandle:
     """``reducescatter_async`` of several arrays; ``synchronize`` returns a list of results."""
-    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype, wire_dtype)
     return GroupHandle(_reduce(Kind.REDUCESCATTER, arrays, *options, grouped=True))
 
 
@@ -248,15 +255,20 @@ def _reduce(
     postscale: float,
     process_set: ProcessSet,
     dtype: str | None,
+    wire_dtype: BlocksName | None,
     outs: Sequence[Array] | None = None,
     *,
     grouped: bool = False,
 ) -> list[OperationHandle]:
     controller = _controller(process_set)
+    check_wire_dtype(wire_dtype)
     if op not in OPS:
         raise NotImplementedError(f"op={op!r}: expected Average, Sum, Min, Max or Product")
     scales = (float(prescale), float(postscale))
-    call = Request("", kind, dtype or "", op=ReduceOp(op), prescale=scales[0], postscale=scales[1])
+    wire = wire_dtype or "" if op in (Average, Sum) else ""
+    call = Request(
+        "", kind, dtype or "", op=ReduceOp(op), prescale=scales[0], postscale=scales[1], wire=wire
+    )
     sources = [as_array(value) for value in arrays]
     for source in sources:
         find_reduction(OPS[op], source.dtype, dtype)
@@ -308,8 +320,9 @@ def _start(
             own = f"{base}_{number}of{len(sources)}" if grouped else base
             dtype = call.dtype or source.dtype.name
             request = replace(
-                call, name=own, dtype=dtype, itemsize=source.itemsize, shape=source.shape
-            )
+                call, name=own, dtype=dtype, itemsize=source.itemsize, shape=source.shape,
+                wire=call.wire if dtype == "float32" else "",
+            )  # fmt: skip
             submissions.append(Submission(request, controller.handle(own), source, target))
         controller.submit(submissions)
         return [submission.handle for submission in submissions]

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from reducer_client.arrays import Array, flat_bytes
-from reducer_client.dtypes import Op
+from reducer_client.dtypes import Op, WireDtype
 from reducer_client.horovod.gathering import AnyGroup, AnyWork, gather_bytes
 from reducer_client.horovod.negotiation import Response
-from reducer_client.horovod.requests import Kind, ReduceOp
+from reducer_client.horovod.requests import Kind, ReduceOp, Request
 from reducer_client.horovod.scaling import is_stored, scale_into, stored_dtype
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
@@ -82,7 +82,9 @@ class Executor:
             source, target = _prescaled(sole), sole.target()
             parts = [target]
         declared = request.dtype if is_stored(request.dtype) else None
-        work = self._group.all_reduce(source, OPS[request.op], key=key, out=target, dtype=declared)
+        work = self._group.all_reduce(
+            source, OPS[request.op], key=key, out=target, wire_dtype=_wire(request), dtype=declared
+        )
 
         def collect() -> Results:
             if len(parts) > 1:
@@ -189,6 +191,7 @@ class Executor:
             OPS[request.op],
             key=key,
             out=target,
+            wire_dtype=_wire(request),
             dtype=request.dtype if is_stored(request.dtype) else None,
         )
         return [work], lambda: [(mine, _postscaled(mine, target[: rows[self._group.rank]]))]
@@ -196,6 +199,10 @@ class Executor:
     def _barrier(self, response: Response, submissions: Submissions, key: str) -> Started:
         """Finish at once: the barrier is complete when all ranks have announced it."""
         return [], lambda: [(s, None) for s in _present(submissions)]
+
+
+def _wire(request: Request) -> WireDtype | None:
+    return cast(WireDtype, request.wire) if request.wire else None
 
 
 def split_rows(rows: int, size: int) -> list[int]:

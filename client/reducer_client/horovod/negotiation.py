@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from reducer_client.errors import name_ranks
 from reducer_client.horovod.requests import Kind, ReduceOp, Request
 
-_REDUCED = ("dtype", "shape", "op", "prescale", "postscale")
+_REDUCED = ("dtype", "shape", "op", "prescale", "postscale", "wire")
 # Attributes that must be equal on all ranks, apart from the kind itself.
 _EQUAL: dict[Kind, tuple[str, ...]] = {
     Kind.ALLREDUCE: _REDUCED,
@@ -148,7 +148,7 @@ def fuse(ready: list[Response], threshold: int) -> list[Response]:
 def _fusion_kind(request: Request) -> object:
     """A value that is equal for requests that may be fused; None if a request may not be fused."""
     if request.kind is Kind.ALLREDUCE:
-        return (request.kind, request.dtype, request.op)
+        return (request.kind, request.dtype, request.op, request.wire)
     if request.kind is Kind.BROADCAST:
         return (request.kind, request.root)
     return request.kind if request.kind is Kind.ALLGATHER else None
@@ -189,4 +189,4 @@ def _value(value: object) -> str:
         return value.name.lower()
     if isinstance(value, tuple):
         return f"({', '.join(map(str, value))}{',' if len(value) == 1 else ''})"
-    return str(value)
+    return str(value) or "none"

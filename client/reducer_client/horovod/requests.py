@@ -51,7 +51,7 @@ class Request:
     ``dtype`` is a name that is only compared and shown; ``itemsize`` is in bytes. ``root`` is a
     rank of the process set. ``numbers`` has the rows for each rank in an alltoall. In the barrier
     of a process set that is added or removed, ``numbers`` has the set's ranks or number. Ranks that
-    have joined must take part in such a barrier.
+    have joined must take part in such a barrier. ``wire`` is a ``wire_dtype``; empty: none.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Request:
     prescale: float = 1.0
     postscale: float = 1.0
     numbers: tuple[int, ...] = ()
+    wire: str = ""
 
     @property
     def count(self) -> int:
@@ -88,13 +89,14 @@ class Request:
         scales = (self.prescale, self.postscale)
         return [
             *(self.name, int(self.kind), self.dtype, self.itemsize, list(self.shape)),
-            *(int(self.op), self.root, *scales, list(self.numbers)),
+            *(int(self.op), self.root, *scales, list(self.numbers), self.wire),
         ]
 
 
 def from_wire(fields: list[Any]) -> Request:
-    name, kind, dtype, itemsize, shape, op, root, prescale, postscale, numbers = fields
+    name, kind, dtype, itemsize, shape, op, root, prescale, postscale, numbers, wire = fields
     return Request(
         *(name, Kind(kind), dtype, itemsize, tuple(shape)),
         *(ReduceOp(op), root, prescale, postscale, tuple(numbers)),
+        wire=wire,
     )

@@ -132,6 +132,7 @@ def test_a_cache_that_overflows_is_the_same_on_all_ranks() -> None:
         (reduce("x", 11), r"shape differs between ranks: \(10,\) on rank 0, \(11,\) on rank 1"),
         (reduce("x", op=ReduceOp.MAX), "op differs .* sum on rank 0, max on rank 1"),
         (reduce("x", prescale=0.5), "prescale differs .* 1.0 on rank 0, 0.5 on rank 1"),
+        (reduce("x", wire="int8"), "wire differs .* none on rank 0, int8 on rank 1"),
         (
             Request("x", Kind.ALLREDUCE, "int32", 4, (10,)),
             "dtype differs .* float32 on rank 0, int32 on rank 1",

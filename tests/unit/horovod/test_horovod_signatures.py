@@ -14,11 +14,12 @@ from reducer_client.horovod.process_sets import global_process_set
 from reducer_client.horovod.requests import Average
 
 _FACTORS = "prescale_factor=1.0, postscale_factor=1.0, process_set=global"
+_DTYPES = "dtype=None, wire_dtype=None"
 _ARRAYS = {
     "allgather": "array, name=None, process_set=global, *, dtype=None",
     "allgather_async": "array, name=None, process_set=global, *, dtype=None",
-    "allreduce": f"array, op=Average, name=None, {_FACTORS}, *, out=None, dtype=None",
-    "allreduce_async": f"array, op=Average, name=None, {_FACTORS}, *, out=None, dtype=None",
+    "allreduce": f"array, op=Average, name=None, {_FACTORS}, *, out=None, {_DTYPES}",
+    "allreduce_async": f"array, op=Average, name=None, {_FACTORS}, *, out=None, {_DTYPES}",
     "alltoall": "array, splits=None, name=None, process_set=global, *, dtype=None",
     "alltoall_async": "array, splits=None, name=None, process_set=global, *, dtype=None",
     "barrier": "process_set=global",
@@ -26,13 +27,13 @@ _ARRAYS = {
     "broadcast_async": "array, root_rank, name=None, process_set=global, *, out=None, dtype=None",
     "grouped_allgather_async": "arrays, name=None, process_set=global, *, dtype=None",
     "grouped_allreduce_async": (
-        f"arrays, op=Average, name=None, {_FACTORS}, *, outs=None, dtype=None"
+        f"arrays, op=Average, name=None, {_FACTORS}, *, outs=None, {_DTYPES}"
     ),
-    "grouped_reducescatter_async": (f"arrays, op=Average, name=None, {_FACTORS}, *, dtype=None"),
+    "grouped_reducescatter_async": (f"arrays, op=Average, name=None, {_FACTORS}, *, {_DTYPES}"),
     "join": "",
     "poll": "handle",
-    "reducescatter": f"array, op=Average, name=None, {_FACTORS}, *, dtype=None",
-    "reducescatter_async": f"array, op=Average, name=None, {_FACTORS}, *, dtype=None",
+    "reducescatter": f"array, op=Average, name=None, {_FACTORS}, *, {_DTYPES}",
+    "reducescatter_async": f"array, op=Average, name=None, {_FACTORS}, *, {_DTYPES}",
     "synchronize": "handle",
 }
 

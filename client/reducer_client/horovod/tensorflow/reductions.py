@@ -16,6 +16,7 @@ from reducer_client.horovod.requests import Average, ReduceOp, Sum, find_op
 from reducer_client.horovod.tensorflow.calls import run
 from reducer_client.horovod.tensorflow.compression import Compression
 from reducer_client.horovod.tensorflow.data_movement import any_rows, grouped_allgather
+from reducer_client.quantized import BlocksName
 from reducer_client.tensorflow import with_derivative
 
 
@@ -31,6 +32,11 @@ class Reduction:
     compression: Any
     name: str | None
     process_set: ProcessSet
+
+    @property
+    def wire_dtype(self) -> BlocksName | None:
+        wire: BlocksName | None = getattr(self.compression, "wire_dtype", None)
+        return wire
 
 
 def allreduce(
@@ -109,7 +115,8 @@ def reducescatter(
     how = Reduction(op, (prescale_factor, postscale_factor), compression, name, process_set)
 
     def scatter(array: Array) -> list[Array]:
-        return [arrays.reducescatter(array, op, name, *how.scales, process_set)]
+        options = (op, name, *how.scales, process_set)
+        return [arrays.reducescatter(array, *options, wire_dtype=how.wire_dtype)]
 
     return _scatter([tensor], scatter, how)[0]
 
@@ -127,7 +134,9 @@ def grouped_reducescatter(
     how = Reduction(op, (prescale_factor, postscale_factor), compression, None, process_set)
 
     def scatter(*given: Array) -> list[Array]:
-        return arrays.grouped_reducescatter_async(given, op, None, *how.scales, process_set).wait()
+        options = (op, None, *how.scales, process_set)
+        handle = arrays.grouped_reducescatter_async(given, *options, wire_dtype=how.wire_dtype)
+        return handle.wait()
 
     return _scatter(tensors, scatter, how) if tensors else []
 
@@ -180,6 +189,7 @@ def _reduce_arrays(given: Sequence[Array], how: Reduction) -> list[Array]:
                 None if how.name is None else f"{how.name}.{dtype}",
                 *how.scales,
                 how.process_set,
+                wire_dtype=how.wire_dtype,
             )
         )
     results = list(given)

@@ -32,7 +32,7 @@ def allreduce_async(
     ``synchronize`` returns a new tensor for the handle.
     """
     options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _start(arrays.allreduce_async, tensor, *options)
+    return start(arrays.allreduce_async, tensor, *options)
 
 
 def allreduce_async_(
@@ -46,7 +46,7 @@ def allreduce_async_(
 ) -> Handle[torch.Tensor]:
     """``allreduce_async`` in place."""
     options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _start(arrays.allreduce_async, tensor, *options, in_place=True)
+    return start(arrays.allreduce_async, tensor, *options, in_place=True)
 
 
 def grouped_allreduce_async(
@@ -63,7 +63,7 @@ def grouped_allreduce_async(
     ``synchronize`` returns a list of new tensors.
     """
     options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _start_all(arrays.grouped_allreduce_async, tensors, *options)
+    return start_all(arrays.grouped_allreduce_async, tensors, *options)
 
 
 def grouped_allreduce_async_(
@@ -77,7 +77,7 @@ def grouped_allreduce_async_(
 ) -> Handle[list[torch.Tensor]]:
     """``grouped_allreduce_async`` in place."""
     options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _start_all(arrays.grouped_allreduce_async, tensors, *options, in_place=True)
+    return start_all(arrays.grouped_allreduce_async, tensors, *options, in_place=True)
 
 
 def allgather_async(
@@ -87,7 +87,7 @@ def allgather_async(
 
     Ranks may have different numbers of rows.
     """
-    return _start(arrays.allgather_async, tensor, name, process_set)
+    return start(arrays.allgather_async, tensor, name, process_set)
 
 
 def grouped_allgather_async(
@@ -96,7 +96,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """``allgather_async`` of tensors of one dtype; ``synchronize`` returns a list of results."""
-    return _start_all(arrays.grouped_allgather_async, tensors, name, process_set)
+    return start_all(arrays.grouped_allgather_async, tensors, name, process_set)
 
 
 def broadcast_async(
@@ -109,7 +109,7 @@ def broadcast_async(
 
     ``synchronize`` returns a new tensor.
     """
-    return _start(arrays.broadcast_async, tensor, root_rank, name, process_set)
+    return start(arrays.broadcast_async, tensor, root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -119,7 +119,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """``broadcast_async`` in place."""
-    return _start(arrays.broadcast_async, tensor, root_rank, name, process_set, in_place=True)
+    return start(arrays.broadcast_async, tensor, root_rank, name, process_set, in_place=True)
 
 
 def alltoall_async(
@@ -160,7 +160,7 @@ def reducescatter_async(
     row more.
     """
     options = (op, name, prescale_factor, postscale_factor, process_set)
-    return _start(arrays.reducescatter_async, tensor, *options)
+    return start(arrays.reducescatter_async, tensor, *options)
 
 
 def grouped_reducescatter_async(
@@ -173,28 +173,32 @@ def grouped_reducescatter_async(
 ) -> Handle[list[torch.Tensor]]:
     """``reducescatter_async`` of tensors of one dtype; ``synchronize`` returns a list."""
     options = (op, name, prescale_factor, postscale_factor, process_set)
-    return _start_all(arrays.grouped_reducescatter_async, tensors, *options)
+    return start_all(arrays.grouped_reducescatter_async, tensors, *options)
 
 
-def _start(
-    start: Callable[..., Handle[Array]],
+def start(
+    call: Callable[..., Handle[Array]],
     tensor: torch.Tensor,
     *options: object,
     in_place: bool = False,
+    **more: object,
 ) -> Handle[torch.Tensor]:
+    """Make one of the calls of ``arrays`` with its arguments."""
     array, dtype = to_host(tensor)
     out = {"out": array} if in_place else {}
     back = copy_back if in_place else to_tensor
-    handle = start(array, *options, **out, dtype=dtype)
+    handle = call(array, *options, **out, **more, dtype=dtype)
     return MappedHandle(handle, lambda found: back(found, tensor))
 
 
-def _start_all(
-    start: Callable[..., Handle[list[Array]]],
+def start_all(
+    call: Callable[..., Handle[list[Array]]],
     tensors: Sequence[torch.Tensor],
     *options: object,
     in_place: bool = False,
+    **more: object,
 ) -> Handle[list[torch.Tensor]]:
+    """``start`` for the calls of ``arrays`` that take several arrays."""
     hosts = [to_host(tensor) for tensor in tensors]
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
@@ -209,4 +213,4 @@ def _start_all(
     def finish(found: list[Array]) -> list[torch.Tensor]:
         return [back(array, tensor) for array, tensor in zip(found, tensors, strict=True)]
 
-    return MappedHandle(start(sources, *options, **outs, dtype=dtype), finish)
+    return MappedHandle(call(sources, *options, **outs, **more, dtype=dtype), finish)

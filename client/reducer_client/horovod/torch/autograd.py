@@ -12,16 +12,31 @@ from typing import Any
 
 import torch
 
+from reducer_client.horovod import arrays
 from reducer_client.horovod.basics import rank
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
 from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch import asynchronous
+from reducer_client.horovod.torch.asynchronous import start, start_all
+from reducer_client.quantized import BlocksName
 
 # torch leaves what decorates and applies Functions untyped.
 # mypy: disable-error-code="no-untyped-call,no-any-return"
 
 Gradients = tuple[torch.Tensor | None, ...]
+
+
+def _reduced(
+    call: Any,
+    tensors: Sequence[torch.Tensor],
+    options: tuple[object, ...],
+    grouped: bool,
+    wire_dtype: BlocksName | None,
+) -> tuple[torch.Tensor, ...]:
+    if grouped:
+        return tuple(start_all(call, tensors, *options, wire_dtype=wire_dtype).wait())
+    return (start(call, tensors[0], *options, wire_dtype=wire_dtype).wait(),)
 
 
 class AllReduce(torch.autograd.Function):
@@ -35,22 +50,21 @@ class AllReduce(torch.autograd.Function):
         scales: tuple[float, float],
         process_set: ProcessSet,
         grouped: bool,
+        wire_dtype: BlocksName | None,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = (op, scales, process_set, grouped)
-        if not grouped:
-            (tensor,) = tensors
-            one = asynchronous.allreduce_async(tensor, None, name, op, *scales, process_set)
-            return (one.wait(),)
-        all_ = asynchronous.grouped_allreduce_async(tensors, None, name, op, *scales, process_set)
-        return tuple(all_.wait())
+        ctx.arguments = (op, scales, process_set, grouped, wire_dtype)
+        options = (op, name, *scales, process_set)
+        return _reduced(
+            arrays.grouped_allreduce_async if grouped else arrays.allreduce_async,
+            tensors, options, grouped, wire_dtype,
+        )  # fmt: skip
 
     @staticmethod
     @ends_on_interrupt
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
-        op, scales, process_set, grouped = ctx.arguments
-        reduced = AllReduce.apply(None, op, scales, process_set, grouped, *gradients)
-        return (None, None, None, None, None, *reduced)
+        reduced = AllReduce.apply(None, *ctx.arguments, *gradients)
+        return (None, None, None, None, None, None, *reduced)
 
 
 class AllGather(torch.autograd.Function):
@@ -141,15 +155,15 @@ class ReduceScatter(torch.autograd.Function):
         scales: tuple[float, float],
         process_set: ProcessSet,
         grouped: bool,
+        wire_dtype: BlocksName | None,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = (op, scales, process_set)
-        if not grouped:
-            (tensor,) = tensors
-            one = asynchronous.reducescatter_async(tensor, name, op, process_set, *scales)
-            return (one.wait(),)
-        handle = asynchronous.grouped_reducescatter_async(tensors, name, op, process_set, *scales)
-        return tuple(handle.wait())
+        options = (op, name, *scales, process_set)
+        return _reduced(
+            arrays.grouped_reducescatter_async if grouped else arrays.reducescatter_async,
+            tensors, options, grouped, wire_dtype,
+        )  # fmt: skip
 
     @staticmethod
     @ends_on_interrupt
@@ -158,4 +172,4 @@ class ReduceScatter(torch.autograd.Function):
         factor = scales[0] * scales[1] * (process_set.size() if op == Sum else 1)
         scaled: Sequence[torch.Tensor] = [gradient * factor for gradient in gradients]
         handle = asynchronous.grouped_allgather_async(scaled, process_set=process_set)
-        return (None, None, None, None, None, *handle.wait())
+        return (None, None, None, None, None, None, *handle.wait())

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from reducer_client.horovod import arrays
 from reducer_client.horovod.context import current
 from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.handles import Handle
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp
-from reducer_client.horovod.torch.asynchronous import allreduce_async_, grouped_allreduce_async_
+from reducer_client.horovod.torch.asynchronous import start, start_all
 from reducer_client.horovod.torch.compression import Compressor
 from reducer_client.horovod.torch.gradient_layouts import Layouts, laid_out
 from reducer_client.horovod.torch.sparse import sparse_allreduce_async
@@ -185,16 +186,18 @@ class Gradients:
         grads = [_grad(p).to_dense() if _grad(p).is_sparse else _grad(p) for p in parameters]
         sent, contexts = zip(*(options.compression.compress(grad) for grad in grads), strict=True)
         arguments: dict[str, Any] = {
-            "name": self._names[parameters[0]],
             "op": options.op,
+            "name": self._names[parameters[0]],
             "process_set": options.process_set,
+            "wire_dtype": getattr(options.compression, "wire_dtype", None),
+            "in_place": True,
             **options.factors,
         }
         handle: Handle[Any]
         if as_one:
-            handle = grouped_allreduce_async_(list(sent), **arguments)
+            handle = start_all(arrays.grouped_allreduce_async, list(sent), **arguments)
         else:
-            handle = allreduce_async_(sent[0], **arguments)
+            handle = start(arrays.allreduce_async, sent[0], **arguments)
 
         def finish() -> None:
             found: Any = handle.wait()

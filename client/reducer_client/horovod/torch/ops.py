@@ -172,6 +172,7 @@ def _compressed(
     """Apply a reduction to the compressed tensors and decompress the results."""
     compressor: CompressorLike = Compression.none if compression is None else compression
     pairs = [compressor.compress(tensor) for tensor in tensors]
-    reduced = function.apply(*options, *(sent for sent, _ in pairs))
+    wire_dtype = getattr(compressor, "wire_dtype", None)
+    reduced = function.apply(*options, wire_dtype, *(sent for sent, _ in pairs))
     contexts = (context for _, context in pairs)
     return [compressor.decompress(*found) for found in zip(reduced, contexts, strict=True)]
