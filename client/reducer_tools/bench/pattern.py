@@ -4,7 +4,7 @@ A rank's values are periodic, and the period is a prime number of elements. No c
 number of periods, so a chunk at a wrong position has wrong values. Each iteration begins at another
 position of the period, so the result of an earlier iteration is wrong as well. The expected result
 of one period is the fold in rank order by the NumPy kernels, and the comparison is bitwise, without
-a tolerance.
+a tolerance. Quantised results depend on the place in a block, too; quantised.py has their law.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from reducer import kernels
 from reducer.kernels.floats import from_float32
 from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType
+from reducer_tools.bench import quantised
 from reducer_tools.bench.sweep import Sweep
 
 Array = npt.NDArray[Any]
@@ -46,10 +47,13 @@ class Pattern:
 
     def count_wrong(self, result: Array, rank: int, turn: int) -> int:
         """The number of elements of this rank's result that are wrong for iteration ``turn``."""
-        parts = result.reshape(len(self._periods()), -1)
         begin = start(turn)
         if self._sweep.collective == "reduce_scatter":
             begin += rank * result.size
+        if self._sweep.quantised:
+            sources = [contribution(self._sweep, each) for each in range(self._world_size)]
+            return quantised.count_wrong(self._sweep, sources, result, begin)
+        parts = result.reshape(len(self._periods()), -1)
         periods = zip(parts, self._periods(), strict=True)
         return sum(count_differences(part, period, begin) for part, period in periods)
 

@@ -101,9 +101,9 @@ class _Rank:
         if sweep.collective == "all_gather":
             return group.all_gather(given, key="bench", out=result)
         if sweep.collective == "reduce_scatter":
-            return group.reduce_scatter(given, sweep.op, "bench", result, sweep.wire_dtype)
+            return group.reduce_scatter(given, sweep.op, "bench", result, sweep.sent_as)
         dtype = sweep.dtype if sweep.held in NOT_IN_NUMPY else None
-        return group.all_reduce(given, sweep.op, "bench", result, sweep.wire_dtype, dtype=dtype)
+        return group.all_reduce(given, sweep.op, "bench", result, sweep.sent_as, dtype=dtype)
 
     def _elements_sent(self, count: int) -> int:
         parts = self._group.world_size if self._sweep.collective == "reduce_scatter" else 1

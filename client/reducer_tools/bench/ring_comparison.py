@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from reducer.wire.codes import ITEM_SIZES
+from reducer.wire.sizes import contribution_bytes, result_bytes
 from reducer_tools.bench.events import Facts, Row
 from reducer_tools.bench.progress import short_size
 from reducer_tools.planner import network_time
@@ -87,7 +87,8 @@ def compare_with_ring(facts: Facts, row: Row, rates: Rates) -> RingComparison | 
     workers = facts.world_size
     if facts.sweep.collective != "all_reduce" or workers < 2:
         return None
-    size = row.count * ITEM_SIZES[facts.sweep.wire]
+    wire = facts.sweep.wire
+    size = max(contribution_bytes(wire, row.count), result_bytes(wire, row.count))
     ring = modelled = None
     if rates.worker_gbps is not None:
         ring = network_time.ring_seconds(size, workers, rates.worker_gbps)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
+from reducer_client.dtypes import NARROW_NAMES, NarrowName, WireDtype
+from reducer_client.quantized import BLOCKS_NAMES, BlocksName, Down, Quantized
 
 CollectiveName = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
 OpName = Literal["sum", "mean", "min", "max", "prod"]
-NarrowName = Literal["float16", "bfloat16"]
 COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 OPS: tuple[OpName, ...] = get_args(OpName)
-NARROW: tuple[NarrowName, ...] = get_args(NarrowName)
+NARROW = (*NARROW_NAMES, *BLOCKS_NAMES)
+DOWN: tuple[Down, ...] = get_args(Down)
 DTYPES = tuple(DType(dtype).name.lower() for dtype in ITEM_SIZES)
 _REDUCING = ("all_reduce", "reduce_scatter")
 # The array has a part for each rank. The size counts all parts, as in nccl-tests.
@@ -28,7 +30,7 @@ class Sweep:
     collective: CollectiveName
     dtype: str
     op: OpName
-    wire_dtype: NarrowName | None
+    wire_dtype: NarrowName | BlocksName | None
     min_bytes: int
     max_bytes: int
     step_factor: int
@@ -36,8 +38,16 @@ class Sweep:
     iters: int
     warmup: int
     check: bool
+    down: Down = "bfloat16"
 
     def __post_init__(self) -> None:
+        if self.down == "same" and not self.quantised:
+            raise ValueError(
+                f"down: expected only with a wire-dtype of {', '.join(BLOCKS_NAMES)}, got "
+                f"{self.wire_dtype}"
+            )
+        if self.quantised and self.op not in ("sum", "mean"):
+            raise ValueError(f"op: expected sum or mean with {self.wire_dtype}, got {self.op}")
         if self.min_bytes > self.max_bytes:
             raise ValueError(
                 f"minbytes: expected at most maxbytes ({self.max_bytes}), got {self.min_bytes}"
@@ -66,12 +76,26 @@ class Sweep:
     @property
     def wire(self) -> DType:
         """The dtype on the wire."""
-        return DType[self.wire_dtype.upper()] if self.wire_dtype else self.held
+        sent_as = self.sent_as
+        if isinstance(sent_as, Quantized):
+            return sent_as.code
+        return DType[sent_as.upper()] if sent_as else self.held
+
+    @property
+    def sent_as(self) -> WireDtype | None:
+        """The ``wire_dtype`` of the calls."""
+        if self.wire_dtype in BLOCKS_NAMES:
+            return Quantized(self.wire_dtype, self.down)
+        return self.wire_dtype
 
     @property
     def narrows(self) -> bool:
-        """Whether float32 arrays are narrowed to a 16-bit dtype on the wire."""
+        """Whether float32 arrays are narrowed to another dtype on the wire."""
         return self.wire_dtype is not None
+
+    @property
+    def quantised(self) -> bool:
+        return self.wire_dtype in BLOCKS_NAMES
 
     @property
     def reduce_op(self) -> ReduceOp:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reducer_tools.bench.sweep import COLLECTIVES, DTYPES, NARROW, OPS, Sweep
+from reducer_tools.bench.sweep import COLLECTIVES, DOWN, DTYPES, NARROW, OPS, Sweep
 from reducer_tools.cli.sizes import size_option
 
 if TYPE_CHECKING:
@@ -71,7 +71,13 @@ def _choice(
 @click.option(
     "--collective", type=click.Choice(COLLECTIVES), default="all_reduce", help="Collective to run."
 )
-@click.option("--wire-dtype", type=click.Choice(NARROW), help="Send float32 in this 16-bit dtype.")
+@click.option("--wire-dtype", type=click.Choice(NARROW), help="Send float32 in this dtype.")
+@click.option(
+    "--down",
+    type=click.Choice(DOWN),
+    default="bfloat16",
+    help="Dtype of quantised results; same: that of the contributions.",
+)
 @click.option(
     "--addresses", metavar="HOST:PORT,...", help="Addresses of the reducers. [env: REDUCER_ADDRS]"
 )
@@ -160,6 +166,7 @@ def _make_sweep(given: dict[str, Any]) -> Sweep:
         iters=given["iters"],
         warmup=given["warmup_iters"],
         check=bool(given["check"]),
+        down=given["down"],
     )
 
 

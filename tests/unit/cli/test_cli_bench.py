@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from reducer.wire.codes import PROTOCOL_MINOR, DType, ReduceOp
+from reducer.kernels import load
+from reducer.wire.codes import PROTOCOL_MINOR, Collective, DType, ReduceOp
 from reducer_tools.bench import pattern
 from reducer_tools.bench.display import Display
 from reducer_tools.bench.events import Event, Facts, Row, Turn
@@ -24,6 +25,7 @@ from reducer_tools.bench.sweep import COLLECTIVES, DTYPES, OPS, Sweep
 from reducer_tools.cli import main
 from reducer_tools.cli.sizes import parse_bytes
 from tests.support import oracle
+from tests.support.block_rounds import BlocksRound
 
 SWEEP = Sweep(
     collective="all_reduce",
@@ -195,6 +197,26 @@ def test_narrow_values_travel_as_the_law_says() -> None:
     assert Pattern(sweep, 3).count_wrong(result, 0, 0) == 0
     exact = _result(replace(sweep, wire_dtype=None), 3, rank=0, turn=0, count=5000)
     assert Pattern(sweep, 3).count_wrong(exact, 0, 0) > 4000
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize(("wire", "down"), [("int8", "same"), ("e3m0", "bfloat16")])
+def test_quantised_values_travel_as_the_law_says(wire: Any, down: Any, collective: Any) -> None:
+    sweep = replace(SWEEP, wire_dtype=wire, down=down, op="mean", collective=collective)
+    count = 256 * PERIOD + 700 if wire == "int8" and collective == "all_reduce" else 5_000
+    parts = 3 if collective == "reduce_scatter" else 1
+    sent = [Pattern(sweep, 3).sent(rank, count * parts)[start(7) :][: count * parts] for rank in
+            range(3)]  # fmt: skip
+    round_ = BlocksRound(
+        sweep.wire, "", collective=Collective[collective.upper()], op=ReduceOp.MEAN, kernels=load()
+    )
+    whole = round_.expected(dict(enumerate(sent)), 3)
+    made = Pattern(sweep, 3)
+    for rank in range(parts):
+        result = whole[rank * count : (rank + 1) * count].copy()
+        assert made.count_wrong(result, rank, 7) == 0
+        result[[0, 4_000, count - 1]] += 1
+        assert made.count_wrong(result, rank, 7) == 3
 
 
 def test_wrong_sums_are_counted_element_by_element() -> None:
