@@ -55,6 +55,16 @@ Descriptor reduction(size_t count, DataType type, RedOp op) {
   return {kAllReduce, kWireOps[op], kWireTypes[type], false, count, 0};
 }
 
+// The same, with sums of float32 in the group's dtype of the wire.
+Descriptor narrowed(size_t count, DataType type, RedOp op, uint8_t wire_dtype) {
+  Descriptor round = reduction(count, type, op);
+  if (round.dtype == ors::kFloat32 && round.op == ors::kSum) {
+    round.dtype = wire_dtype;
+    round.wide = wire_dtype != ors::kFloat32;
+  }
+  return round;
+}
+
 Digest hash_of(const std::vector<std::string>& addresses) {
   Sha256 hash;
   for (const std::string& address : addresses) hash.update(address.c_str(), address.size() + 1);
@@ -104,7 +114,7 @@ std::string start(const Settings& settings, const Digest& id, int rank, int rank
     if (!found) return "key file " + settings.key_file + ": " + why;
     key = std::move(*found);
   }
-  *group = std::make_unique<Group>(options, std::move(key));
+  *group = std::make_unique<Group>(options, std::move(key), settings.wire_dtype);
   return (*group)->join().value_or("");
 }
 
@@ -204,6 +214,10 @@ Result coll_connect(const Settings& settings, void* handles[], int ranks, int ra
     log_info("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " sums over " +
              std::to_string(settings.addresses.size()) + " reducers as run '" + group->run() +
              "' of job '" + settings.job + "'");
+    if (settings.wire_dtype != ors::kFloat32) {
+      log_info("REDUCER_WIRE_DTYPE: all-reduces send sums of float32 as " + wire_name(settings) +
+               ", so their results are not exact");
+    }
     *comm = group.release();
     return kSuccess;
   });
@@ -223,9 +237,10 @@ Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count
     const size_t size = count * item;
     Begun begun(comm, size);
     if (begun.request == nullptr) return kSuccess;
-    const Result result = begun.group->begin(begun.request, reduction(count, type, op),
-                                             static_cast<const uint8_t*>(send), size,
-                                             static_cast<uint8_t*>(receive), size);
+    const Descriptor round = narrowed(count, type, op, begun.group->wire_dtype());
+    const Result result =
+        begun.group->begin(begun.request, round, static_cast<const uint8_t*>(send), size,
+                           static_cast<uint8_t*>(receive), size);
     return begun.end(result, request);
   });
 }

@@ -31,8 +31,9 @@ std::vector<std::string> spread_keys(size_t count, size_t reducers) {
 
 }  // namespace
 
-Group::Group(const Options& options, Secret key)
+Group::Group(const Options& options, Secret key, uint8_t wire_dtype)
     : options_(options),
+      wire_dtype_(wire_dtype),
       engine_(options, Trust{std::move(key), nullptr}),
       keys_(spread_keys(std::max(kCollRequests, options.addresses.size()),
                         options.addresses.size())) {

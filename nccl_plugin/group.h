@@ -32,7 +32,8 @@ struct CollRequest {
 
 class Group {
  public:
-  Group(const Options& options, Secret key);
+  // `wire_dtype`: in which all-reduces send sums of float32.
+  Group(const Options& options, Secret key, uint8_t wire_dtype);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -44,6 +45,7 @@ class Group {
   const std::string& run() const { return options_.run_id; }
   uint32_t rank() const { return options_.rank; }
   uint32_t world_size() const { return options_.world_size; }
+  uint8_t wire_dtype() const { return wire_dtype_; }
 
   CollRequest* take();  // null if all are in use
   Result begin(CollRequest* request, const Descriptor& round, const uint8_t* source,
@@ -58,6 +60,7 @@ class Group {
   void log_stalls();
 
   const Options options_;
+  const uint8_t wire_dtype_;
   std::array<CollRequest, kCollRequests> requests_;
   Engine engine_;  // destroyed before the scratch memory, to which its thread writes
   std::vector<std::string> keys_;

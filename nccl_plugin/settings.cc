@@ -82,6 +82,31 @@ std::string parse_transport(Settings* settings, const std::string& value) {
   return "";
 }
 
+struct WireDtype {
+  const char* name;
+  uint8_t dtype;
+};
+constexpr WireDtype kWireDtypes[] = {
+    {"float32", kFloat32},
+    {"float16", kFloat16},
+    {"bfloat16", kBFloat16},
+    {"int8", kInt8BlocksToBFloat16},
+    {"float8_e4m3fn", kE4M3BlocksToBFloat16},
+    {"e3m0", kE3M0BlocksToBFloat16},
+};
+
+std::string parse_wire_dtype(Settings* settings, const std::string& value) {
+  std::string names;
+  for (const WireDtype& known : kWireDtypes) {
+    if (value == known.name) {
+      settings->wire_dtype = known.dtype;
+      return "";
+    }
+    names += (names.empty() ? "" : ", ") + std::string(known.name);
+  }
+  return "one of " + names;
+}
+
 const std::vector<Parameter>& parameters() {
   using S = Settings;
   constexpr uint64_t kMiB = 1 << 20;
@@ -114,6 +139,9 @@ const std::vector<Parameter>& parameters() {
        integer(&S::chunk_bytes, 4'096, 4 * kMiB, 64), shown(&S::chunk_bytes)},
       {"REDUCER_MIN_BYTES", "all-reduces from this size on go to the reducers (NCCL_ALGO unset)",
        integer(&S::min_bytes, 0, uint64_t{1} << 50), shown(&S::min_bytes)},
+      {"REDUCER_WIRE_DTYPE",
+       "dtype in which all-reduces send sums of float32; other than float32: results are not exact",
+       parse_wire_dtype, wire_name},
       {"REDUCER_NSOCKS", "number of sockets per connection between two ranks",
        integer(&S::sockets, 1, 16), shown(&S::sockets)},
       {"REDUCER_PIECE_BYTES", "maximum bytes of a message that go to one socket at a time",
@@ -160,6 +188,13 @@ std::optional<Settings> read_settings(std::string* why, bool* wrong) {
     return std::nullopt;
   }
   return settings;
+}
+
+std::string wire_name(const Settings& settings) {
+  for (const WireDtype& known : kWireDtypes) {
+    if (known.dtype == settings.wire_dtype) return known.name;
+  }
+  return "";
 }
 
 std::vector<std::string> describe(const Settings& settings) {

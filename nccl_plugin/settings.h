@@ -23,6 +23,7 @@ struct Settings : Options {
   std::string key_file;
   uint32_t chunk_bytes = 64 << 10;
   uint64_t min_bytes = 1 << 20;
+  uint8_t wire_dtype = kFloat32;  // in which sums of float32 in all-reduces are sent
   int sockets = 4;
   size_t piece_bytes = 128 << 10;
 };
@@ -30,6 +31,9 @@ struct Settings : Options {
 // Reads the environment of this process. Returns nullopt, with the reason in *why, if the plugin is
 // not enabled or cannot run; *wrong tells whether the reason is an invalid setting.
 std::optional<Settings> read_settings(std::string* why, bool* wrong);
+
+// The name of wire_dtype, as in the environment.
+std::string wire_name(const Settings& settings);
 
 // A line for each parameter: name, value and meaning.
 std::vector<std::string> describe(const Settings& settings);

@@ -12,9 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from reducer.kernels import load
+from reducer.wire.codes import DType
 from reducer_tools.nccl import structs
 from reducer_tools.nccl.tables import NcclError
 from tests.support.arrays import expected, sample
+from tests.support.block_rounds import BlocksRound
 from tests.support.nccl_job import exchange, meet, run, start, values
 from tests.support.nccl_tables import CollNet, reg_mr
 from tests.support.ranks import RunningRanks, Tell
@@ -95,6 +98,24 @@ def _sums(
                     assert receive.tobytes() == expected(op, parts).tobytes(), (type_, op, count)
                 digest.update(receive.tobytes())
     return digest.hexdigest()
+
+
+def _narrow(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> str:
+    """Only sums of float32 in all-reduces are narrowed."""
+    count = 70_001
+    parts = {r: sample(_dtype("float32"), count, r) for r in range(world)}
+    receive = np.empty(count, np.float32)
+    coll.wait(coll.all_reduce(comm, parts[rank], receive, "float32", "sum"))
+    blocks = BlocksRound(DType.INT8_BLOCKS_TO_BFLOAT16, "", kernels=load())
+    assert receive.tobytes() == blocks.expected(parts, world).tobytes()
+    coll.wait(coll.all_reduce(comm, parts[rank], receive, "float32", "max"))
+    assert receive.tobytes() == expected("max", [*parts.values()]).tobytes()
+    return "".join(text for _, text in coll.lines)
+
+
+def test_a_narrow_wire_is_for_sums_of_float32_and_says_so(addresses: list[str]) -> None:
+    for lines in run(3, addresses, _narrow, REDUCER_WIRE_DTYPE="int8"):
+        assert "sums of float32 as int8, so their results are not exact" in lines
 
 
 def test_every_type_and_operation_is_exact_and_alike_in_every_run(addresses: list[str]) -> None:
