@@ -47,9 +47,10 @@ def _operations(rank: int, world: int, addresses: list[str], job: str) -> None:
             hvd.allreduce(tf.constant(2.0), average=False, prescale_factor=0.5),
             hvd.allgather(tf.fill((rank + 1, 2), mine)),
             hvd.broadcast(tf.constant([rank, 7]), root_rank=1),
+            hvd.allreduce(tf.fill((2,), mine), compression=hvd.Compression.e3m0),
         ]
 
-    wanted = [[3, 3], [6], 3, [1.5, 1.5], 2, 2, [[1, 1], [2, 2], [2, 2]], [1, 7]]
+    wanted = [[3, 3], [6], 3, [1.5, 1.5], 2, 2, [[1, 1], [2, 2], [2, 2]], [1, 7], [1.5, 1.5]]
     for found in (reduce(), tf.function(reduce)()):
         for tensor, want in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(tensor, np.float64), want)

@@ -64,10 +64,11 @@ def _check_values(jax: Any, ours: Any, group: Any) -> None:
             wanted = np.asarray(given, np.float64) / mine * 3
             np.testing.assert_array_equal(np.asarray(leaf, np.float64), wanted)
     assert ours.all_reduce_tree({}, group) == {}
-    before = bytes_taken(group)
-    narrow = ours.all_reduce_tree(np.full(1000, mine, np.float32), group, wire_dtype="bfloat16")
-    assert (narrow.dtype, float(narrow[0])) == (np.float32, 1.5)
-    assert bytes_taken(group) - before == WORLD * 1000 * 2
+    for wire, size in (("bfloat16", 1024 * 2), ("e3m0", 4 * 132)):
+        before = bytes_taken(group)
+        narrow = ours.all_reduce_tree(np.full(1024, mine, np.float32), group, wire_dtype=wire)
+        assert (narrow.dtype, float(narrow[0])) == (np.float32, 1.5)
+        assert bytes_taken(group) - before == WORLD * size
     sent = ours.broadcast_tree({"a": jax.numpy.full(3, mine)}, group, root=1)
     assert sent["a"].tolist() == [2, 2, 2]
 

@@ -66,10 +66,11 @@ def _check_values(tf: Any, ours: Any, group: Any) -> None:
             np.testing.assert_array_equal(np.asarray(tensor, np.float64), want)
     assert float(ours.all_reduce(tf.constant(float(mine)), group, op="max")) == 2.0
     assert ours.all_reduce_many([], group) == []
-    before = bytes_taken(group)
-    narrow = ours.all_reduce(tf.fill((1000,), float(mine)), group, wire_dtype="bfloat16")
-    assert (narrow.dtype, float(narrow[0])) == (tf.float32, 3.0)
-    assert bytes_taken(group) - before == WORLD * 1000 * 2
+    for wire, size in (("bfloat16", 1024 * 2), ("e3m0", 4 * 132)):
+        before = bytes_taken(group)
+        narrow = ours.all_reduce(tf.fill((1024,), float(mine)), group, wire_dtype=wire)
+        assert (narrow.dtype, float(narrow[0])) == (tf.float32, 3.0)
+        assert bytes_taken(group) - before == WORLD * size
     variable = tf.Variable([mine, mine])
     ours.broadcast_variables([variable], group, root=1)
     assert variable.numpy().tolist() == [2, 2]

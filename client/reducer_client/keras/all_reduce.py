@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from reducer_client.arrays import Array
-from reducer_client.dtypes import Op, WireDtype
+from reducer_client.dtypes import Op, WireDtype, check_wire_dtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
 from reducer_client.group import Group, wait_all_or_end, wait_or_end
 from reducer_client.local_variables import LocalVariables
@@ -51,10 +51,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: the argument is not a Keras 3 optimizer, or is distributed already.
-        ValueError: the backend of Keras is not tensorflow, jax or torch.
+        ValueError: the backend of Keras is not tensorflow, jax or torch, or an unknown wire_dtype.
         ReducerError: from ``apply``, a subclass, if a round or the group failed. JAX, and
             TensorFlow in compiled code, raise their own error with the text.
     """
+    check_wire_dtype(wire_dtype)
     if key is None:
         key = f"keras{next(_optimizer_numbers.setdefault(group, itertools.count()))}"
     options = {"fusion_threshold": fusion_threshold, "wire_dtype": wire_dtype, "key": key}
