@@ -1,4 +1,7 @@
-"""The arrays that are reduced: sizes, types, and values whose sum is exact in every order."""
+"""The arrays that are reduced: sizes, types, and values whose sum is exact in every order.
+
+Quantised sums are not exact; the benchmark allows for what rounding can do.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from reducer_client import Quantized
+from reducer_client.dtypes import WireDtype
+
 Array = npt.NDArray[Any]
 
 # Name on the command line: dtype of the array, dtype on the wire.
@@ -17,6 +23,18 @@ TYPES = {
     "bf16": ("bfloat16", "bfloat16"),
     "fp16": ("float16", "float16"),
     "fp32-bf16": ("float32", "bfloat16"),
+    "fp32-int8": ("float32", "int8"),
+    "fp32-int8-bf16": ("float32", "int8-bf16"),
+    "fp32-e3m0": ("float32", "e3m0"),
+    "fp32-e3m0-bf16": ("float32", "e3m0-bf16"),
+}
+# The quantised ones: how reducers send them, and the largest error of one rounding, as a part of
+# the largest magnitude in a block.
+QUANTISED = {
+    "int8": (Quantized("int8", down="same"), 1 / 254),
+    "int8-bf16": (Quantized("int8"), 1 / 254),
+    "e3m0": (Quantized("e3m0", down="same"), 1 / 4),
+    "e3m0-bf16": (Quantized("e3m0"), 1 / 4),
 }
 # Integers up to this are exact in every dtype above, and so are all partial sums.
 _EXACT = 256
@@ -46,6 +64,20 @@ class Case:
     def narrows(self) -> bool:
         """Whether the wire has another dtype than the array."""
         return self.wire_dtype != self.dtype.name
+
+    @property
+    def sent_as(self) -> WireDtype | None:
+        """The ``wire_dtype`` of reducers."""
+        if self.wire_dtype in QUANTISED:
+            return QUANTISED[self.wire_dtype][0]
+        return "bfloat16" if self.narrows else None
+
+    @property
+    def tolerance(self) -> float:
+        """The largest error of a sum: each contribution is rounded once, and the sum once."""
+        if self.wire_dtype not in QUANTISED:
+            return 0.0
+        return 2 * _EXACT * QUANTISED[self.wire_dtype][1] + 1
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.allreduce.cases import Array, Case
 
@@ -66,8 +66,7 @@ class _Reducers:
         )
 
     def bind(self, array: Array, case: Case) -> Action:
-        wire: Literal["bfloat16"] | None = "bfloat16" if case.narrows else None
-        group, pieces = self._group, _split(array, self._piece)
+        group, wire, pieces = self._group, case.sent_as, _split(array, self._piece)
 
         def begin(number: int) -> Work[Array]:
             piece = pieces[number]

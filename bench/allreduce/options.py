@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from bench.allreduce.cases import TYPES, Case
+from bench.allreduce.cases import QUANTISED, TYPES, Case
 from bench.allreduce.contenders import PEERS, REDUCERS
 from bench.netlab import Nic
 from reducer.units import parse_size
@@ -63,6 +63,9 @@ def parse_options(arguments: list[str] | None = None) -> Options:
         parser.error("--hosted needs limited NICs: leave out --loopback")
     if not options.reducers and not options.hosted:
         parser.error("--reducers 0: expected at least 1, or --hosted")
+    quantised = [name for name in options.types if TYPES[name][1] in QUANTISED]
+    if quantised and options.contenders != (REDUCERS,):
+        parser.error(f"--dtypes {','.join(quantised)}: only reducers have these: --peers none")
     return options
 
 
@@ -91,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="types",
         type=_list(_one_of(*TYPES)),
         default=default.types,
-        help=f"types: {','.join(TYPES)}; the last is fp32 that travels as bf16",
+        help=f"types: {','.join(TYPES)}; fp32-X: fp32 that travels as X; fp32-X-bf16: as X to the "
+        "reducers, and back as bf16",
     )
     add("peers", _peers, f"compared with the reducers: {','.join(PEERS)}, or none")
     add("repeats", _at_least(1), "measured turns")

@@ -76,13 +76,18 @@ class Worker:
     def check(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Compare every sum of the turn."""
         for number, array in enumerate(self._arrays):
-            if not np.array_equal(array, self._total):
-                wrong = int(np.count_nonzero(array != self._total))
+            wrong = self._count_wrong(array)
+            if wrong:
                 raise AssertionError(
                     f"{order['contender']}: {wrong} of {array.size} sums are wrong on rank "
                     f"{self._rank} in round {number} of a turn of {self._case}"
                 )
         return {}
+
+    def _count_wrong(self, array: Array) -> int:
+        if not self._case.tolerance:
+            return int(np.count_nonzero(array != self._total))
+        return int(np.count_nonzero(np.abs(array - self._total) > self._case.tolerance))
 
     def leave(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Leave every contender."""

@@ -24,7 +24,16 @@ HEADERS = 1.045
 _SMALL = 1 << 20
 _FULL = 0.95
 _NEAR = 1.2
-_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Bytes of an element, the larger of both directions.
+_WIDTHS = {
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "int8": 260 / 256,
+    "int8-bf16": 2.0,
+    "e3m0": 132 / 256,
+    "e3m0-bf16": 2.0,
+}
 
 
 class ResultsError(ValueError):
@@ -84,7 +93,7 @@ class Series:
     @property
     def count(self) -> int:
         """Number of elements of the array."""
-        return self.size // _WIDTHS[self.dtype]
+        return int(self.size / _WIDTHS[self.dtype])
 
     @property
     def wire_size(self) -> float:

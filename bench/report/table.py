@@ -85,7 +85,7 @@ def short_type(series: Series) -> str:
     name = _SHORT[series.dtype]
     if series.dtype == series.wire_dtype:
         return name
-    return f"{name}-{_SHORT[series.wire_dtype]}"
+    return f"{name}-{_SHORT.get(series.wire_dtype, series.wire_dtype)}"
 
 
 def _format_context(run: Run) -> list[str]:
