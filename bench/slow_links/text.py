@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _measure_paces(options: argparse.Namespace, keep: Keeper) -> None:
-    compute = _measure_compute(options.exchanges)
+    compute = measure_compute(options.exchanges)
     print(f"computation of a step: {compute * 1e3:.1f} ms", flush=True)
     ranks: dict[str, list[list[float]]] = {name: [] for name in options.names}
     case = {"part": "exchange", "steps": options.exchanges, "warmup": _WARMUP}
@@ -62,7 +62,7 @@ def _measure_paces(options: argparse.Namespace, keep: Keeper) -> None:
                 print(f"{name}: an exchange takes {pace.exchange * 1e3:.1f} ms", flush=True)
 
 
-def _measure_compute(steps: int) -> float:
+def measure_compute(steps: int) -> float:
     with open_site(1, 0, None) as alone:
         ((_, line),) = alone.run(_WORKER, {"part": "compute", "steps": steps})
     return float(statistics.median(line["seconds"]))
@@ -90,10 +90,10 @@ def _train_all(options: argparse.Namespace, keep: Keeper) -> None:
                 continue
             digests[name].append(line["digest"])
             if len(digests[name]) == options.workers:
-                _end(name, points[name], digests[name], keep)
+                end(name, points[name], digests[name], keep)
 
 
-def _end(name: str, points: list[Point], digests: list[str], keep: Keeper) -> None:
+def end(name: str, points: list[Point], digests: list[str], keep: Keeper) -> None:
     if len(different := set(digests)) != 1:
         raise DisagreementError(f"{name}: {len(different)} different sets of parameters at the end")
     keep("curve", method=name, points=[point._asdict() for point in points])

@@ -47,7 +47,7 @@ def main() -> None:
     case: Case = json.loads(sys.stdin.readline())
     torch.set_num_threads(1)
     if case["part"] == "compute":
-        _tell({"seconds": _compute(case["steps"])})
+        tell({"seconds": _compute(case["steps"])})
         return
     keep_gloo_on_loopback()
     group = join(case)
@@ -60,6 +60,7 @@ def main() -> None:
 def join(case: Case) -> Group:
     """Join the process group of all workers; returns the group of the reducers in it."""
     os.environ["REDUCER_TRANSPORT"] = "tcp"  # a Unix socket would pass by the link
+    os.environ["REDUCER_SILENCE"] = "30"  # on a busy machine a reducer is late, and not lost
     dist.init_process_group(
         "reducer",
         init_method=f"file://{case['store']}",
@@ -81,25 +82,22 @@ def _train(case: Case, name: str, group: Group) -> None:
             training.finish()
         if step % case["evaluate"] == 0 or step == case["steps"]:
             training.evaluate(step)
-    _tell({"method": name, "digest": _digest(training.net)})
+    tell({"method": name, "digest": digest(training.net)})
 
 
 class _Training:
     def __init__(self, case: Case, name: str, group: Group) -> None:
         torch.manual_seed(case["seed"])
         self.net = Transformer()
-        inner = _optimizer(self.net)
+        inner = make_optimizer(self.net)
         self._case, self._name = case, name
         self._model, self._optimizer = METHODS[name].wrap(self.net, inner, group)
         self._corpus = Corpus(CONTEXT)
         self._before = self._counted()
 
     def step(self, step: int) -> None:
-        rate = _RATE * schedule(step / self._case["steps"])
-        for each in self._optimizer.param_groups:
-            each["lr"] = rate
-        # The seed is a part of the step, so that trainings with other seeds see other windows.
-        batch = self._corpus.batch(BATCH, step + (self._case["seed"] << 32), self._case["rank"])
+        set_rate(self._optimizer, step / self._case["steps"])
+        batch = draw(self._corpus, self._case, step)
         train(self._model, self._optimizer, batch)
 
     def finish(self) -> None:
@@ -110,11 +108,9 @@ class _Training:
         """The counters are those of all ranks' steps so far, which barriers see to."""
         counted = self._counted()
         if self._case["rank"] == 0:
-            with torch.no_grad():
-                windows = torch.split(self._corpus.validation(_VALIDATION), 32)
-                loss = sum(self.net(part).item() for part in windows) / len(windows)
+            loss = validate(self.net, self._corpus)
             gone = {name: counted[name] - self._before[name] for name in counted}
-            _tell({"method": self._name, "step": step, "loss": loss, **gone})
+            tell({"method": self._name, "step": step, "loss": loss, **gone})
         dist.barrier()
 
     def _counted(self) -> dict[str, int]:
@@ -130,6 +126,22 @@ def schedule(progress: float) -> float:
         return progress / _WARMUP
     share = (progress - _WARMUP) / (1 - _WARMUP)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * share))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, progress: float) -> None:
+    for each in optimizer.param_groups:
+        each["lr"] = _RATE * schedule(progress)
+
+
+def draw(corpus: Corpus, case: Case, step: int) -> torch.Tensor:
+    """A rank's batch. Trainings with other seeds see other windows."""
+    return corpus.batch(BATCH, step + (case["seed"] << 32), case["rank"])
+
+
+def validate(net: nn.Module, corpus: Corpus) -> float:
+    with torch.no_grad():
+        windows = torch.split(corpus.validation(_VALIDATION), 32)
+        return float(sum(net(part).item() for part in windows) / len(windows))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
@@ -159,12 +171,12 @@ def _exchange(case: Case, name: str, group: Group) -> None:
         began = time.perf_counter()
         train(model, optimizer, nothing)
         seconds.append(time.perf_counter() - began)
-    _tell({"method": name, "seconds": seconds[case["warmup"] :]})
+    tell({"method": name, "seconds": seconds[case["warmup"] :]})
 
 
 def _compute(steps: int) -> list[float]:
     net = Transformer()
-    optimizer = _optimizer(net)
+    optimizer = make_optimizer(net)
     corpus = Corpus(CONTEXT)
     seconds = []
     for step in range(steps):
@@ -174,16 +186,16 @@ def _compute(steps: int) -> list[float]:
     return seconds
 
 
-def _optimizer(net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=_RATE, betas=(0.9, 0.95), fused=True)
 
 
-def _digest(net: nn.Module) -> str:
+def digest(net: nn.Module) -> str:
     parameters = (p.detach().numpy().tobytes() for p in net.parameters())
     return hashlib.sha256(b"".join(parameters)).hexdigest()
 
 
-def _tell(line: dict[str, Any]) -> None:
+def tell(line: dict[str, Any]) -> None:
     print(json.dumps(line), flush=True)
 
 

@@ -19,10 +19,11 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
+from bench.slow_links.beside_torchft import ring_seconds
 from bench.slow_links.corpus import Corpus
 from bench.slow_links.link import Link, Links, calibrate
 from bench.slow_links.model import Accelerated
-from bench.slow_links.results import Curve, Pace, Point, format_table, join
+from bench.slow_links.results import LINK, Curve, Pace, Point, format_table, join
 from tests.support.cluster import ROOT, environment
 
 SLOW = Link("20mbit", 0.040)
@@ -40,7 +41,7 @@ def test_a_link_keeps_its_rate_and_its_delay() -> None:
     reached = calibrate(SLOW, workers=2, seconds=0.4)
     assert 0.040 <= reached.round_trip < 0.4, reached
     for rate in reached.rates:  # less on a busy machine; two workers do not share a link
-        assert 0.6 < rate / SLOW.bytes_per_second < 1.05, reached
+        assert 0.3 < rate / SLOW.bytes_per_second < 1.05, reached
 
 
 def test_connections_of_a_worker_share_its_link() -> None:
@@ -126,7 +127,7 @@ def test_each_method_trains_and_its_bytes_are_counted(tmp_path: Path) -> None:
     payload = 2 * 2 * 4 * PARAMETERS  # two workers, up and down, float32
     for curve, expected in ((whole, 50 * payload), (half, 25 * payload), (local, payload)):
         assert curve.points[-1].bytes == pytest.approx(expected, rel=HEADERS), curve.method
-        assert curve.points[-1].loss < curve.points[0].loss < 5.6, curve
+        assert max(point.loss for point in curve.points) < 4, curve  # it begins at 5.6
         assert [point.step for point in curve.points] == [25, 50]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -180,6 +181,12 @@ def test_an_exchange_costs_what_computing_leaves_of_it() -> None:
     assert streaming.seconds(20) == pytest.approx(2.4)
     hidden = Pace(compute=0.1, exchange=0.4, every=10, fragments=2, delay=4)
     assert hidden.seconds(20) == pytest.approx(2.0)
+
+
+def test_a_ring_takes_its_stages() -> None:
+    stage = LINK.seconds(PARAMETERS * 4 // 4)
+    assert ring_seconds(4) == pytest.approx(6 * stage)
+    assert ring_seconds(1) == 0
 
 
 def test_a_table_says_where_a_method_reaches_the_worst_loss() -> None:
