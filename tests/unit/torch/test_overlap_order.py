@@ -15,7 +15,7 @@ import torch  # only where it is installed
 from torch import nn
 
 from reducer_client.torch.overlap.forward_order import ForwardOrder
-from reducer_client.torch.overlap.outgoing import Outgoing
+from reducer_client.torch.overlap.outgoing import Outgoing, find_order
 from reducer_client.torch.tensors.partition import partition
 
 
@@ -82,11 +82,12 @@ class Parcel:
 class Told:
     """A broadcast of rank 0."""
 
-    def __init__(self, out: Any) -> None:
+    def __init__(self, group: Group, out: Any) -> None:
+        self._group = group
         self._out = out
 
     def wait(self, timeout: Any) -> Any:
-        return self._out
+        return self._out if self._group.told is None else np.array(self._group.told)
 
 
 class Group:
@@ -94,11 +95,12 @@ class Group:
 
     def __init__(self) -> None:
         self._end_on_interrupt = nullcontext()
-        self.heads: list[int] = []
+        self.orders: list[list[int]] = []
+        self.told: list[int] | None = None  # what rank 0 says, if this rank is another one
 
     def broadcast(self, array: Any, key: str, out: Any) -> Told:
-        self.heads.append(int(np.asarray(out)[0]))
-        return Told(out)
+        self.orders.append(np.asarray(out).tolist())
+        return Told(self, out)
 
 
 class State:
@@ -110,49 +112,46 @@ def group() -> Group:
     return Group()
 
 
-def _make(group: Any, count: int, credit: int | None) -> tuple[Outgoing, list[Any], list[int]]:
+def _make(group: Any, count: int, prioritizes: bool) -> tuple[Outgoing, list[Any], list[int]]:
     sent: list[int] = []
     state: Any = State()
-    outgoing = Outgoing(group, state, credit, lambda bucket: None, pytest.fail)
+    outgoing = Outgoing(group, state, prioritizes, lambda bucket: None, pytest.fail)
     parcels: list[Any] = [Parcel(index, sent) for index in range(count)]
     outgoing.plan(parcels)
     return outgoing, parcels, sent
 
 
-def test_what_backward_has_no_time_for_goes_in_the_order_of_the_forward_pass(group: Group) -> None:
-    outgoing, parcels, sent = _make(group, 8, 20)
-    for expected, head in ([0, 1, 2, 3, 4, 5, 6, 7], 5), ([0, 1, 2, 3, 4, 7, 6, 5], 4):
-        for parcel in parcels[:-1]:  # no exchange ends during backward()
-            outgoing.add(parcel)
-        assert sent == [0, 1]
-        outgoing.add(parcels[-1])
-        assert sent == expected
-        assert group.heads.pop() == head
-        for parcel in parcels:
-            parcel.ends()
-        sent.clear()
+def test_the_network_takes_the_last_full_bucket() -> None:
+    """Bucket i is full after i seconds; a bucket that is needed sooner goes before older ones."""
+    times = [float(index) for index in range(6)]
+    assert find_order(times, [0.5] * 6) == [0, 1, 2, 3, 4, 5]
+    assert find_order(times, [2.0] * 6) == [0, 2, 4, 5, 3, 1]
+    assert find_order(times, [9.0] * 6) == [0, 5, 4, 3, 2, 1]
+    assert find_order([], []) == []
 
 
-def test_a_head_that_leaves_the_network_idle_grows(group: Group) -> None:
-    outgoing, parcels, sent = _make(group, 8, 20)
+def test_all_ranks_send_in_the_order_of_rank_0(group: Group) -> None:
+    outgoing, parcels, sent = _make(group, 4, True)
     for parcel in parcels:
         outgoing.add(parcel)
-    for index in range(8):
-        parcels[index].ends()
+    assert sent == [0, 1, 2, 3]
+    assert group.orders == [[0, 1, 2, 3]]  # nothing has ended, so nothing is known of the network
+    group.told = [0, 3, 2, 1]
     for parcel in parcels:
-        outgoing.add(parcel)
-        for index in set(sent[8:]):
-            parcels[index].ends()
-            parcels[index].ends = lambda: None
-    assert group.heads == [5, 7]
+        parcel.ends()
+    for index, expected in enumerate(([], [0], [0], [0], [0, 3, 2, 1])[1:]):
+        outgoing.add(parcels[index])
+        assert sent[4:] == expected
+    for parcel in parcels:
+        parcel.ends()
 
 
 def test_without_priorities_buckets_go_as_they_are_filled(group: Group) -> None:
-    outgoing, parcels, sent = _make(group, 4, None)
+    outgoing, parcels, sent = _make(group, 4, False)
     for step in range(2):
         for index in (0, 2, 1, 3):
             outgoing.add(parcels[index])
         assert sent == [0, 1, 2, 3] * (step + 1)
         for parcel in parcels:
             parcel.ends()
-    assert not group.heads
+    assert not group.orders

@@ -1,22 +1,17 @@
 """Which full buckets are on their way, and which wait.
 
-backward() fills bucket 0 first, and the next forward pass needs the last bucket first. A step sends
-its head, the buckets for which there is time during backward(), as they are filled. The other
-buckets follow in the order in which the forward pass needs them. Rank 0 measures how many buckets
-the head should have, and tells the others, who use it in the next step.
+backward() fills bucket 0 first, and the next forward pass needs the last bucket first. So whenever
+the network is free, the full bucket of the highest number should go. Rank 0 computes this order
+from the times of its last steps, and tells the others, who use it in the next step.
 
-A group sends chunks by priority, but has up to 512 KiB of each round in flight to each reducer.
-With several reducers, this is all of a bucket, which would then go before buckets that are needed
-sooner. So during backward(), buckets wait here while the bytes in flight exceed a limit, the credit
-of ByteScheduler. Afterwards all are full, and go in their order without a limit.
-
-Law: all ranks send the buckets of a step in the same order. With other orders, each rank's credit
-would be taken by buckets that other ranks hold back.
+Law: all ranks send the buckets of a step in the same order. Otherwise each rank would wait for
+buckets that other ranks hold back.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,10 +22,7 @@ from reducer_client.torch.hook.ddp import ReductionState
 from reducer_client.torch.overlap.bucket import Bucket
 from reducer_client.work import Work
 
-# The credit is at least this part of all gradients: a fast or long link needs many bytes in flight,
-# and a model that is worth it has many gradients.
-_PART = 8
-# The head is measured in each of the first steps, and then in some.
+# The order is computed in each of the first steps, and then in some.
 _FIRST_STEPS = 10
 _EVERY = 16
 
@@ -39,8 +31,7 @@ class Outgoing:
     """Sends full buckets in the order of all ranks.
 
     Args:
-        credit: bytes that may be in flight during backward(); None for no limit, and no other order
-            than that of backward().
+        prioritizes: whether the order of the next forward pass counts, or only that of backward().
         on_end: called with a bucket whose exchange has ended, on any thread.
         on_failure: called with the error if a bucket could not be sent.
     """
@@ -49,42 +40,41 @@ class Outgoing:
         self,
         group: Group,
         state: ReductionState,
-        credit: int | None,
+        prioritizes: bool,
         on_end: Callable[[Bucket], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._group = group
         self._state = state
-        self._credit = credit
+        self._prioritizes = prioritizes
         self._on_end = on_end
         self._on_failure = on_failure
         self._lock = threading.RLock()
-        self._count = 0
-        self._order: list[int] = []  # the buckets of this step that were not sent, last first
+        self._sizes: list[int] = []
+        self._order: list[int] = []  # of each step
+        self._unsent: list[int] = []  # the buckets that were not sent, last first
         self._full: dict[int, Bucket] = {}
-        self._filled = 0  # how many buckets were filled, during backward()
-        self._flying = 0  # bytes
+        self._filled_at: dict[int, float] = {}  # in this step, during backward()
         self._steps = 0
-        self._head = 0
+        self._link = _Link()
         self._told: Work[Array] | None = None
 
     def plan(self, buckets: Sequence[Bucket]) -> None:
         """These are the buckets of each step."""
-        self._count = self._head = len(buckets)
-        if self._credit is not None:
-            self._credit = max(self._credit, sum(bucket.nbytes for bucket in buckets) // _PART)
+        self._sizes = [bucket.nbytes for bucket in buckets]
+        self._order = list(range(len(buckets)))
 
     def add(self, bucket: Bucket) -> None:
         """Send a full bucket, now or later. Raises ReducerErrors."""
         with self._lock:
             try:
-                if not self._filled:
+                if not self._filled_at:
                     self._begin_step()
                 self._full[bucket.index] = bucket
-                self._filled += 1
-                if self._filled == self._count:
-                    self._end_step()
+                self._filled_at[bucket.index] = time.monotonic()
                 self._send()
+                if len(self._filled_at) == len(self._sizes):
+                    self._end_step()
             except Exception as error:
                 self._on_failure(error)
                 raise
@@ -92,45 +82,80 @@ class Outgoing:
     def _begin_step(self) -> None:
         if self._told is not None:
             told, self._told = self._told, None
-            self._head = int(wait_all_or_end(self._group, lambda: [told])[0][0])
-        head, rest = range(self._head), range(self._head, self._count)
-        self._order = [*rest, *reversed(head), *self._order]
+            self._order = wait_all_or_end(self._group, lambda: [told])[0].tolist()
+        self._unsent = [*reversed(self._order), *self._unsent]
 
     def _end_step(self) -> None:
-        """backward() has ended: measure how many buckets it had time to send."""
-        self._filled = 0
+        """backward() has ended: find the order for the next step."""
+        filled_at, self._filled_at = self._filled_at, {}
         self._steps += 1
+        self._link.begin_step()
         is_due = self._steps <= _FIRST_STEPS or not self._steps % _EVERY
-        if self._credit is None or not is_due:
-            return
-        sent = min(self._count - len(self._order), self._head)
-        has_room = sent == self._head and self._flying < self._credit
-        # A head that is too long delays the next forward pass, one that is too short leaves the
-        # network idle. The time of backward() varies, so the head shrinks by half of a difference.
-        head = self._head + 1 + self._head // 4 if has_room else (self._head + sent + 1) // 2
-        told = np.array([min(max(head, 1), self._count)], np.int64)
-        key = f"{self._state.prefix}/head"
-        self._told = self._group.broadcast(told, key=key, out=told)
+        if self._prioritizes and is_due and self._link.seconds_per_byte is not None:
+            seconds = [size * self._link.seconds_per_byte for size in self._sizes]
+            order = find_order([filled_at[index] for index in range(len(seconds))], seconds)
+        else:
+            order = self._order
+        if self._prioritizes and is_due:
+            told = np.array(order, np.int64)
+            key = f"{self._state.prefix}/sent"
+            self._told = self._group.broadcast(told, key=key, out=told)
 
     def _send(self) -> None:
-        while self._order and self._order[-1] in self._full:
-            bucket = self._full[self._order[-1]]
-            if self._filled and not self._fits(bucket):
-                return
-            self._order.pop()
-            del self._full[bucket.index]
-            self._flying += bucket.nbytes
+        while self._unsent and self._unsent[-1] in self._full:
+            bucket = self._full.pop(self._unsent.pop())
+            self._link.begin(bucket.nbytes, time.monotonic())
             bucket.send(self._state, self._end)
-
-    def _fits(self, bucket: Bucket) -> bool:
-        credit = self._credit
-        return credit is None or not self._flying or self._flying + bucket.nbytes <= credit
 
     def _end(self, bucket: Bucket) -> None:
         with self._lock:
-            self._flying -= bucket.nbytes
-            self._on_end(bucket)
-            try:
-                self._send()
-            except Exception as error:
-                self._on_failure(error)
+            self._link.end(time.monotonic())
+        self._on_end(bucket)
+
+
+class _Link:
+    """Measures how long the exchange of a byte takes, in the longest busy time of a step."""
+
+    def __init__(self) -> None:
+        self.seconds_per_byte: float | None = None
+        self._most = 0  # bytes of the busy time that was measured
+        self._flying = 0
+        self._since = 0.0
+        self._bytes = 0
+
+    def begin_step(self) -> None:
+        self._most = 0
+
+    def begin(self, nbytes: int, now: float) -> None:
+        if not self._flying:
+            self._since, self._bytes = now, 0
+        self._flying += 1
+        self._bytes += nbytes
+
+    def end(self, now: float) -> None:
+        self._flying -= 1
+        if not self._flying and self._bytes > self._most:
+            self._most = self._bytes
+            self.seconds_per_byte = (now - self._since) / self._bytes
+
+
+def find_order(filled_at: Sequence[float], seconds: Sequence[float]) -> list[int]:
+    """The order in which a network sends buckets if it always takes the last full one.
+
+    Args:
+        filled_at: when each bucket is full, in seconds.
+        seconds: how long the network needs for each bucket.
+    """
+    order: list[int] = []
+    waiting = set(range(len(filled_at)))
+    now = min(filled_at, default=0.0)
+    while waiting:
+        full = [index for index in waiting if filled_at[index] <= now]
+        if not full:
+            now = min(filled_at[index] for index in waiting)
+            continue
+        sent = max(full)
+        order.append(sent)
+        waiting.remove(sent)
+        now += seconds[sent]
+    return order

@@ -56,9 +56,6 @@ class Overlap:
         bucket_cap_mb: maximum size of a bucket of gradients in MiB.
         prioritize: send the gradients that the next forward pass needs first before others, as far
             as backward() has not sent them already.
-        credit_mb: with ``prioritize``, how many bytes of gradients may be in flight during
-            backward(), in MiB, and at least an eighth of all. They go before a bucket that is
-            needed sooner.
         wire_dtype: the dtype in which float32 gradients are sent, as for `Group.all_reduce`, such
             as ``"bfloat16"``. There is no error feedback for quantised ones.
         timeout: timeout of a bucket, in seconds or a timedelta, as for `attach`.
@@ -86,15 +83,13 @@ class Overlap:
         *,
         bucket_cap_mb: float = 1,
         prioritize: bool = True,
-        credit_mb: float = 1,
         wire_dtype: WireDtype | None = None,
         timeout: Timeout | None = None,
         prefix: str | None = None,
         per_parameter: bool = False,
     ) -> None:
-        for option, value in (("bucket_cap_mb", bucket_cap_mb), ("credit_mb", credit_mb)):
-            if value <= 0:
-                raise ValueError(f"{option}={value}: expected more than 0")
+        if bucket_cap_mb <= 0:
+            raise ValueError(f"bucket_cap_mb={bucket_cap_mb}: expected more than 0")
         named = checks.find_parameters(model)
         checks.check_optimizer(optimizer, named, per_parameter)
         if getattr(optimizer.step, "_is_overlap", False):
@@ -113,7 +108,7 @@ class Overlap:
         outgoing = Outgoing(
             group,
             self.state,
-            _bytes(credit_mb) if prioritize else None,
+            prioritize,
             self._updates.arrive,
             self._updates.fail,
         )
