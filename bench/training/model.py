@@ -30,9 +30,11 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(64, 1, words=2048),
-    # 1.9 million parameters, most of them in equal layers, as in large models. In the others, most
-    # parameters are in the embedding, which is the last to get a gradient and the first to be used.
+    # 1.9 and 5.0 million parameters, most of them in equal layers, as in large models. In the other
+    # sizes, most parameters are in the embedding, which is the last to get a gradient and the first
+    # to be used.
     "layers": Shape(128, 8, words=1024),
+    "deep": Shape(128, 24, words=1024),
     "10m": Shape(256, 4),  # BERT-mini: 11.4 million parameters
     "30m": Shape(512, 4),  # BERT-small: 29.3
     "110m": Shape(768, 12),  # BERT-base: 110.3
