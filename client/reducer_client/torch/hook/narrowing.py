@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
@@ -35,13 +33,13 @@ class NarrowingGauge:
         self.every = every
         self.error: float | None = None
         self.overflows = 0
-        self._narrowed = _narrowed(wire_dtype)
+        self._wire_dtype = None if wire_dtype == "float32" else wire_dtype
         self._finds_overflow = wire_dtype == "float16"
         self._seen = 0
 
     def observe(self, bucket: torch.Tensor) -> None:
         """Measure a bucket in host memory. Only float32 buckets are narrowed."""
-        if self._narrowed is None or bucket.dtype is not torch.float32 or not bucket.numel():
+        if self._wire_dtype is None or bucket.dtype is not torch.float32 or not bucket.numel():
             return
         if self._seen % self.every == 0:
             self._measure(bucket)
@@ -51,8 +49,7 @@ class NarrowingGauge:
 
     def _measure(self, bucket: torch.Tensor) -> None:
         norm = bucket.norm()
-        assert self._narrowed is not None
-        lost = (self._narrowed(bucket) - bucket).norm()
+        lost = (_narrowed(bucket, self._wire_dtype) - bucket).norm()
         if lost.isfinite():  # not finite if the bucket itself has NaN or Inf
             self.error = float(lost / norm) if norm else 0.0
 
@@ -71,15 +68,13 @@ class NarrowingGauge:
             )
 
 
-def _narrowed(wire_dtype: WireDtype | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that gives what float32 is after it was sent; None if it is sent as it is."""
-    if wire_dtype in (None, "float32"):
-        return None
-    if not is_quantised(wire_dtype):
-        narrow: torch.dtype = getattr(torch, str(wire_dtype))
-        return lambda bucket: bucket.to(narrow).float()
-    blocks = narrow_to(ReduceOp.MEAN, DType.FLOAT32, wire_dtype).dtype
-    return lambda bucket: _dequantised(bucket, blocks)
+def _narrowed(bucket: torch.Tensor, wire_dtype: WireDtype | None) -> torch.Tensor:
+    """What float32 is after it was sent."""
+    if is_quantised(wire_dtype):
+        blocks = narrow_to(ReduceOp.MEAN, DType.FLOAT32, wire_dtype).dtype
+        return _dequantised(bucket, blocks)
+    narrow: torch.dtype = getattr(torch, str(wire_dtype))
+    return bucket.to(narrow).float()
 
 
 def _dequantised(bucket: torch.Tensor, dtype: DType) -> torch.Tensor:
