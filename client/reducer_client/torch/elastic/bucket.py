@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group
 from reducer_client.torch.tensors.cuda import CudaStaging
-from reducer_client.torch.tensors.packing import Packing
-from reducer_client.work import LedgerEntry, Timeout, Work
+from reducer_client.torch.tensors.reduction import Reduction
+from reducer_client.work import LedgerEntry
 
 # divisor(members) is the number by which the sum of these ranks' contributions is divided.
 Divisor = Callable[[tuple[int, ...]], int]
@@ -48,7 +47,7 @@ class Bucket:
         count = sum(p.numel() for p in self.parameters)
         self._source = torch.zeros(count, dtype=dtype, device=first.device)
         self._target = torch.empty_like(self._source) if keeps else self._source
-        self.sum: Sum | None = None  # the newest
+        self.sum: Reduction | None = None  # the newest
         self._sources, self._targets = self._places(self._source), self._places(self._target)
 
     @property
@@ -77,16 +76,17 @@ class Bucket:
             to.copy_(gradient.detach()).mul_(weight)
         self._filled.add(place)
 
-    def start(self, group: Group, generation: int = 0) -> Sum:
+    def start(self, group: Group, generation: int = 0) -> Reduction:
         """Start the sum over all ranks. Each generation sums the same contributions anew."""
         self.started = True
         key = f"{self._key}/{generation}" if generation else self._key
-        self.sum = Sum(group, key, self._narrow)
+        self.sum = Reduction(group, key, self._narrow)
         return self.sum.start(self._source, self._target, self._staging)
 
     @property
     def ledger(self) -> tuple[LedgerEntry, ...]:
-        return () if self.sum is None else self.sum.ledger
+        work = None if self.sum is None else self.sum.work
+        return () if work is None else work.ledger
 
     def finish(self, divisor: Divisor) -> None:
         """Divide each part of the sum, and copy the means into the parameters' gradients."""
@@ -106,51 +106,6 @@ class Bucket:
     def _places(self, flat: torch.Tensor) -> list[torch.Tensor]:
         parts = torch.split(flat, [p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
-
-
-class Sum:
-    """An all-reduce from a flat tensor into another one, or in place."""
-
-    def __init__(self, group: Group, key: str, wire_dtype: WireDtype | None) -> None:
-        self._group = group
-        self._key = key
-        self._wire_dtype = wire_dtype
-        self._work: Work[Any] | None = None
-        self._waitable: Any = None  # the work, or the transfer around it
-
-    def start(self, source: torch.Tensor, target: torch.Tensor, staging: CudaStaging | None) -> Sum:
-        if staging is None:
-            self._waitable = self._submit(source, target)
-            return self
-        read = Packing([source])
-        write = read if source is target else Packing([target])
-        self._waitable = staging.start(read, write, self._submit, lambda transfer: None)
-        return self
-
-    def wait(self, timeout: Timeout | None = None) -> None:
-        """Raises ReducerErrors. On CUDA, the current stream waits for the copy of the result."""
-        self._waitable.wait(timeout)
-
-    @property
-    def ledger(self) -> tuple[LedgerEntry, ...]:
-        return () if self._work is None else self._work.ledger
-
-    def _submit(
-        self,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        on_done: Callable[[Work[Any]], None] | None = None,
-    ) -> Work[Any]:
-        def done(work: Work[Any]) -> None:
-            self._work = work  # `wait` may return before all_reduce does on the stager thread
-            if on_done is not None:
-                on_done(work)
-
-        self._work = self._group.all_reduce(
-            source.numpy(), key=self._key, out=target.numpy(),
-            wire_dtype=self._wire_dtype, on_done=None if on_done is None else done,
-        )  # fmt: skip
-        return self._work
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

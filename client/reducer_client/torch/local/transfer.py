@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from reducer_client.dtypes import WireDtype
 from reducer_client.errors import NumericError
 from reducer_client.group import Group, wait_all_or_end
 from reducer_client.torch.tensors.cuda import CudaStaging
-from reducer_client.torch.tensors.packing import Packing
+from reducer_client.torch.tensors.reduction import Reduction
 from reducer_client.work import Timeout, Work
 
 
@@ -49,18 +48,13 @@ class Transfer:
         self._link = link
         self._key = key
         self._flat = flat
-        narrow = narrows and flat.dtype is torch.float32
-        self._wire_dtype = link.wire_dtype if narrow else None
-        self._work: Work[Any] | None = None
-        self._waitable: Any = None  # the work, or the CUDA transfer around it
+        self._reduction: Reduction | None = None
         staging = link.staging(flat.device)
         if not flat.numel():  # a shard may be empty
             return
-        if staging is None:
-            self._waitable = self._submit(flat, flat)
-        else:
-            packing = Packing([flat])
-            self._waitable = staging.start(packing, packing, self._submit, lambda done: None)
+        narrow = link.wire_dtype if narrows and flat.dtype is torch.float32 else None
+        self._reduction = Reduction(link.group, key, narrow, "mean", link.timeout)
+        self._reduction.start(flat, flat, staging)
 
     def wait(self) -> torch.Tensor:
         """The mean. On CUDA, the current stream waits for the copy to the device.
@@ -69,30 +63,14 @@ class Transfer:
             NumericError: a rank sent NaN or Inf, or the mean has one. All ranks raise this error.
             ReducerError: another subclass. After a timeout the group has ended.
         """
-        if self._waitable is None:
+        reduction = self._reduction
+        if reduction is None:
             return self._flat
-        wait_all_or_end(self._link.group, lambda: [self._waitable], self._link.timeout)
-        if self._work is not None and self._work.nonfinite:
-            raise _nonfinite(self._key, self._work)
+        waitable: Any = reduction
+        wait_all_or_end(self._link.group, lambda: [waitable], self._link.timeout)
+        if reduction.work is not None and reduction.work.nonfinite:
+            raise _nonfinite(self._key, reduction.work)
         return self._flat
-
-    def _submit(
-        self,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        on_done: Callable[[Work[Any]], None] | None = None,
-    ) -> Work[Any]:
-        def done(work: Work[Any]) -> None:
-            self._work = work  # `wait` may return before all_reduce does on the stager thread
-            if on_done is not None:
-                on_done(work)
-
-        self._work = self._link.group.all_reduce(
-            source.numpy(), "mean", key=self._key, out=target.numpy(),
-            wire_dtype=self._wire_dtype, on_done=None if on_done is None else done,
-            timeout=self._link.timeout,
-        )  # fmt: skip
-        return self._work
 
 
 class Finished:
