@@ -16,8 +16,6 @@ from reducer_client.torch.local import joining
 from reducer_client.torch.local.local_steps import LocalSteps
 from reducer_client.torch.local.parameters import (
     check_optimizer,
-    find_parameters,
-    plain_module,
 )
 from reducer_client.work import Timeout
 
@@ -98,7 +96,7 @@ class DiLoCo(torch.optim.Optimizer):
         timeout: Timeout | None = None,
         prefix: str | None = None,
     ) -> None:
-        check_optimizer(optimizer, find_parameters(plain_module(model)))
+        check_optimizer(model, optimizer)
         if isinstance(group, ElasticGroup):
             raise TypeError("group: for workers that come and go, use DiLoCo.join")
         self._begin(
@@ -140,7 +138,7 @@ class DiLoCo(torch.optim.Optimizer):
         Raises TypeError, ValueError and ReducerErrors, as the class and
         `reducer_client.elastic.connect` do.
         """
-        check_optimizer(optimizer, find_parameters(plain_module(model)))
+        check_optimizer(model, optimizer)
 
         def make(group: Group) -> DiLoCo:
             made = cls.__new__(cls)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedParameter
 
+from reducer_client.torch.tensors import trained
 from reducer_client.torch.tensors.memory import with_memory
 
 _SUMMED = {
@@ -38,8 +39,7 @@ class Named:
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    to_local = getattr(tensor, "to_local", None)  # a DTensor, whose module may not be there
-    return with_memory((tensor if to_local is None else to_local()).detach())
+    return with_memory(_local(tensor).detach())
 
 
 def plain_module(model: torch.nn.Module) -> torch.nn.Module:
@@ -66,12 +66,7 @@ def find_parameters(model: torch.nn.Module) -> list[Named]:
     if not any(each.tensor.numel() for each in found):
         raise ValueError("model: it has no parameter with requires_grad")
     for each in found:
-        if isinstance(each.tensor, UninitializedParameter):
-            raise TypeError(
-                f"parameter {each.name!r} has no shape yet: call the model once before the "
-                "optimizer is made"
-            )
-        _check(f"parameter {each.name!r}", each.tensor)
+        trained.check_tensor(f"parameter {each.name!r}", _local(each.tensor))
     return found
 
 
@@ -79,7 +74,7 @@ def find_buffers(model: torch.nn.Module) -> list[Named]:
     """The floating-point buffers, such as the means and variances of batch normalization."""
     found = [Named(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
     for each in found:
-        _check(f"buffer {each.name!r}", each.tensor)
+        trained.check_tensor(f"buffer {each.name!r}", _local(each.tensor))
     return [each for each in found if each.tensor.numel()]
 
 
@@ -91,25 +86,10 @@ def alike(tensors: Sequence[Named]) -> Iterator[list[Named]]:
     yield from groups.values()
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[Named]) -> None:
-    """Raise TypeError or ValueError if it does not train exactly these parameters."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
-    given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    known = {id(each.tensor): each.name for each in parameters}
-    missing = [name for key, name in known.items() if key not in given]
-    if missing:
-        raise ValueError(
-            f"optimizer: it lacks {len(missing)} of the model's parameters with requires_grad, "
-            f"such as {missing[0]!r}: expected all of them"
-        )
-    if given - known.keys():
-        raise ValueError(
-            f"optimizer: {len(given - known.keys())} of its parameters are not in the model: the "
-            "workers would never exchange them"
-        )
+def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise TypeError or ValueError if it does not train exactly the parameters of the model."""
+    found = ((each.name, each.tensor) for each in find_parameters(plain_module(model)))
+    trained.check_optimizer(optimizer, found, "the workers would never exchange them")
 
 
 def check_unchanged(model: torch.nn.Module, parameters: Sequence[Named]) -> None:
@@ -123,14 +103,6 @@ def check_unchanged(model: torch.nn.Module, parameters: Sequence[Named]) -> None
             )
 
 
-def _check(what: str, tensor: torch.Tensor) -> None:
-    if tensor.dtype not in _SUMMED:
-        raise TypeError(
-            f"{what}: expected float32, float64, bfloat16 or float16, got {tensor.dtype}"
-        )
-    try:
-        device = local_values(tensor).device
-    except TypeError as error:
-        raise TypeError(f"{what}: {error}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise TypeError(f"{what} on {device}: expected cpu or cuda")
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    to_local: Any = getattr(tensor, "to_local", None)  # a DTensor, whose module may not be there
+    return tensor if to_local is None else to_local()

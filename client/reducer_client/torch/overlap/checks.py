@@ -6,16 +6,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
-from reducer_client.torch.tensors.memory import with_memory
+from reducer_client.torch.tensors.trained import check_optimizer as check_trains
+from reducer_client.torch.tensors.trained import check_tensor
 
 _INSTEAD = "train with DistributedDataParallel and reducer_client.torch.attach instead"
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 _COMPILED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
 # With this attribute of an optimizer, a GradScaler calls step() in any case, and leaves a mark.
 SEES_SCALER = {"_step_supports_amp_scaling": True}
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Optimizers of torch that update each parameter from its own gradient and state alone.
 _PER_PARAMETER = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD"),
@@ -31,7 +30,7 @@ def find_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         _check_module(module)
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, parameter in found:
-        _check_parameter(name, parameter)
+        check_tensor(f"parameter {name!r}", parameter)
     trained = [(name, parameter) for name, parameter in found if parameter.numel()]
     if not trained:
         raise ValueError("model: none of its parameters requires a gradient")
@@ -44,9 +43,11 @@ def check_optimizer(
     per_parameter: bool,
 ) -> None:
     """Raises TypeError or ValueError for an optimizer whose step cannot be taken in parts."""
-    kind = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got {kind}")
+    check_trains(
+        optimizer,
+        parameters,
+        "expected the parameters of the model alone; make an Overlap for each model",
+    )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             "optimizer: LBFGS updates all parameters together, and computes the loss several times "
@@ -55,24 +56,11 @@ def check_optimizer(
     known = [getattr(torch.optim, name, None) for name in _PER_PARAMETER]
     if type(optimizer) not in known and not per_parameter:
         raise TypeError(
-            f"optimizer: {kind} is not known to update each parameter from its own gradient and "
-            "state alone. If it does, give per_parameter=True; else "
+            f"optimizer: {type(optimizer).__name__} is not known to update each parameter from its "
+            "own gradient and state alone. If it does, give per_parameter=True; else "
             f"{_INSTEAD}"
         )
     check_groups(optimizer)
-    given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    names = {id(parameter): name for name, parameter in parameters}
-    missing = [name for key, name in names.items() if key not in given]
-    if missing:
-        raise ValueError(
-            f"optimizer: it lacks {len(missing)} of the model's parameters with requires_grad, "
-            f"such as {missing[0]!r}: expected all of them"
-        )
-    if more := sum(p.numel() > 0 for p in _trained(optimizer)) - len(names):
-        raise ValueError(
-            f"optimizer: {more} of its parameters are not in the model: expected the parameters of "
-            "the model alone; make an Overlap for each model"
-        )
 
 
 def check_groups(optimizer: torch.optim.Optimizer) -> None:
@@ -108,10 +96,6 @@ def check_scaler(optimizer: Any) -> None:
         )
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
 def _check_module(module: nn.Module) -> None:
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if wrapper := kinds.intersection(_WRAPPERS):
@@ -124,19 +108,3 @@ def _check_module(module: nn.Module) -> None:
             f"model: it is or contains a compiled module ({type(module).__name__}), which does not "
             f"call its parts one by one: give the module before torch.compile, or {_INSTEAD}"
         )
-
-
-def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, UninitializedParameter):
-        raise TypeError(f"parameter {name!r} has no shape yet: run a forward pass first")
-    if parameter.dtype not in _DTYPES:
-        raise TypeError(
-            f"parameter {name!r} of {parameter.dtype}: expected float32, float64, float16 or "
-            "bfloat16"
-        )
-    try:
-        device = with_memory(parameter.detach()).device
-    except TypeError as error:
-        raise TypeError(f"parameter {name!r}: {error}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise TypeError(f"parameter {name!r} on {device}: expected cpu or cuda")

@@ -19,6 +19,7 @@ from reducer_client.torch.server.exchange import (
     find_parameters,
     first_values,
 )
+from reducer_client.torch.tensors.trained import check_optimizer
 
 Closure = Callable[[], Any]
 
@@ -258,28 +259,13 @@ class QuorumOptimizer:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: list[Named]) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             "optimizer: LBFGS computes the loss several times in a step, and the workers exchange "
             "one gradient: expected an optimizer whose step needs no closure"
         )
-    given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    known = {id(each.parameter): each.name for each in parameters}
-    missing = [name for key, name in known.items() if key not in given]
-    if missing:
-        raise ValueError(
-            f"optimizer: it lacks {len(missing)} of the model's parameters with requires_grad, "
-            f"such as {missing[0]!r}: expected all of them"
-        )
-    if given - known.keys():
-        raise ValueError(
-            f"optimizer: {len(given - known.keys())} of its parameters are not in the model: the "
-            "workers would have different values of them"
-        )
+    trained = ((each.name, each.parameter) for each in parameters)
+    check_optimizer(optimizer, trained, "the workers would have different values of them")
 
 
 def _check_scheduler(scheduler: object, optimizer: torch.optim.Optimizer) -> None:
