@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -146,16 +147,15 @@ def find_order(filled_at: Sequence[float], seconds: Sequence[float]) -> list[int
         filled_at: when each bucket is full, in seconds.
         seconds: how long the network needs for each bucket.
     """
+    arriving = sorted(range(len(filled_at)), key=lambda index: filled_at[index], reverse=True)
+    full: list[int] = []  # a heap of negative indices
     order: list[int] = []
-    waiting = set(range(len(filled_at)))
-    now = min(filled_at, default=0.0)
-    while waiting:
-        full = [index for index in waiting if filled_at[index] <= now]
+    now = 0.0
+    while full or arriving:
         if not full:
-            now = min(filled_at[index] for index in waiting)
-            continue
-        sent = max(full)
-        order.append(sent)
-        waiting.remove(sent)
-        now += seconds[sent]
+            now = max(now, filled_at[arriving[-1]])
+        while arriving and filled_at[arriving[-1]] <= now:
+            heappush(full, -arriving.pop())
+        order.append(-heappop(full))
+        now += seconds[order[-1]]
     return order
