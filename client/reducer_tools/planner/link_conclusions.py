@@ -65,6 +65,7 @@ def write_code(method: Method) -> str:
     words = ["model, optimizer, group", f"every={method.every}"]
     if method.fragments > 1:
         words += [f"fragments={method.fragments}", f"delay={method.delay}", "keep_local=0.5"]
+        words.append("outer=OuterSGD(lr=0.4)")
     return f"DiLoCo({', '.join([*words, *([options] if options else [])])})"
 
 

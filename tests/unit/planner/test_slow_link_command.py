@@ -42,7 +42,7 @@ def test_the_table_begins_with_the_chosen_method_and_fits() -> None:
     assert [row.endswith(" *") for row in table[1:-1]] == [True, *[False] * 5, *[True] * 4]
     assert " ".join(code) == (
         "In code: DiLoCo(model, optimizer, group, every=100, fragments=16, delay=5,   "
-        'keep_local=0.5, wire_dtype="e3m0")'
+        'keep_local=0.5, outer=OuterSGD(lr=0.4), wire_dtype="e3m0")'
     )
     assert assumptions[0] == "Assumptions:"
 
