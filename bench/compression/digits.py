@@ -54,7 +54,7 @@ class Digits:
     ) -> Trained:
         """Train a model whose hook is registered; ``seed`` gives the order of the images.
 
-        ``optimizer`` is by default that of `make_optimizer`. A `DiLoCo` is finished at the end.
+        `make_optimizer` makes the ``optimizer`` by default. A `DiLoCo` is finished at the end.
         """
         optimizer = optimizer or make_optimizer(model)
         began, steps = time.perf_counter(), 0

@@ -1,7 +1,7 @@
 """A worker of `bench.slow_links.busy`: reads its case from standard input, prints JSON lines.
 
-For each method it prints {"method", "wall", "computing"}: the seconds of its steps, and those of
-them in which its accelerator was at work.
+For each method it prints {"method", "wall", "computing"}: the seconds of its steps, and for how
+many of them its accelerator was at work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Handwritten digits with local steps, beside data parallel: accuracy, and bytes at the reducers.
 
-The data and the batches are those of bench.compression, and by default also the net and the inner
-optimizer. After the last step DiLoCo exchanges once more what was not exchanged yet.
+The data and the batches come from bench.compression; so do the net and the inner optimizer, unless
+another recipe is chosen. After the last step DiLoCo exchanges once more what was not exchanged yet.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _parse_arguments() -> argparse.Namespace:
     add("--reducers", type=int, default=2)
     add("--seeds", type=int, default=5, help="trainings of each method")
     add("--recipe", choices=RECIPES, default="compression", help="the net and inner optimizer")
-    add("--epochs", type=int, help="default: those of the recipe")
+    add("--epochs", type=int, help="default: as the recipe says")
     add("--wires", default="", metavar="DTYPE,...", help="more trainings with H 50 in these dtypes")
     add("--methods", metavar="NAME,...", help=f"beside {WHOLE}; default: all")
     add("--json", type=Path, metavar="PATH")

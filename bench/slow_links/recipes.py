@@ -1,4 +1,4 @@
-"""What is trained: a net, its inner optimizer, and for how long."""
+"""Recipes of trainings: the net, its inner optimizer, and the number of epochs."""
 
 from __future__ import annotations
 

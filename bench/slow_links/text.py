@@ -1,9 +1,9 @@
 """Loss against bytes and against time at a slow link, on a small transformer and real text.
 
 Each method trains the same model on the same text with the same steps, batches and learning rates.
-The bytes are those that the reducers have counted, received and sent, of all workers. The time is
-that of a slow link: the measured computation of a worker that has a core for itself, plus the
-measured time of an exchange of all workers through the emulated link, less what overlaps.
+The reducers count the bytes that they receive from all workers and send to them. The time at a slow
+link is computed: the measured computation of a worker that has a core for itself, plus the measured
+time of an exchange of all workers through the emulated link, less the part of it that overlaps.
 """
 
 from __future__ import annotations

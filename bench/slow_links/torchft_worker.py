@@ -1,7 +1,7 @@
 """A worker of `bench.slow_links.beside_torchft`, as a worker of `bench.slow_links.text` prints.
 
-Its DiLoCo is torchft's, over gloo, set up as torchft's README says. The bytes are those of the
-loopback, on which there is nothing else: each is received by one worker and sent by another.
+It trains with torchft's DiLoCo over gloo, set up as torchft's README says. The bytes are counted on
+the loopback device, which carries nothing else: one worker sends each byte, another receives it.
 """
 
 from __future__ import annotations

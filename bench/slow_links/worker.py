@@ -105,7 +105,7 @@ class _Training:
             self._optimizer.finish()
 
     def evaluate(self, step: int) -> None:
-        """The counters are those of all ranks' steps so far, which barriers see to."""
+        """Between two barriers, so that the counters cover the steps of all ranks so far."""
         counted = self._counted()
         if self._case["rank"] == 0:
             loss = validate(self.net, self._corpus)

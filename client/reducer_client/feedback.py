@@ -45,5 +45,5 @@ def _checked(residual: object, source: Array, target: Array | None) -> Array:
     if not (flags.writeable and flags.c_contiguous and flags.aligned):
         raise ValueError("residual: expected a writable, C-contiguous, aligned array")
     if any(each is not None and np.may_share_memory(residual, each) for each in (source, target)):
-        raise ValueError("residual: expected memory of its own, got that of array or out")
+        raise ValueError("residual: expected its own memory, got the memory of array or out")
     return residual

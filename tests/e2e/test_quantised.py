@@ -161,7 +161,7 @@ def test_refusals_say_what_is_expected(solo: Group) -> None:
         (np.zeros(10), "expected a NumPy array of float32, got float64"),
         ([0.0] * 10, "expected a NumPy array of float32, got list"),
         (np.zeros(20, np.float32)[::2], "expected a writable, C-contiguous, aligned array"),
-        (array, "expected memory of its own"),
+        (array, "expected its own memory"),
     ):
         with pytest.raises((TypeError, ValueError), match=text):
             solo.all_reduce(array, wire_dtype="int8", residual=residual)  # type: ignore[arg-type]
