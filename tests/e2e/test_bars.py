@@ -31,10 +31,12 @@ from tests.support.reducers import Reducers
 from tests.support.wait import AT_ONCE, SILENT_SECONDS
 
 
+@pytest.mark.long  # 7 CPU seconds; tests/e2e/test_failover.py kills a reducer
 def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
     kills.run(draws(20, 240), 1, hush)
 
 
+@pytest.mark.long  # 20 CPU seconds; tests/e2e/test_elastic.py kills workers
 def test_lost_workers_of_an_elastic_job_leave_the_sums_and_others_join() -> None:
     elastic.run(draws(12, 100), 1, hush, SLOW)
 
@@ -102,12 +104,14 @@ def test_the_bits_are_those_of_the_contributions_alone() -> None:
     bits.run(2, 1, hush, numbers=(1, 3))
 
 
+@pytest.mark.long  # 6 CPU seconds; tests/net/test_strangers.py has fewer strangers
 def test_a_crowd_of_strangers_keeps_nobody_out() -> None:
     """Every turn of the job and every join, each in time; `make soak` asserts the loss of turns."""
     cost = crowds.measure(900, 100, 1.5, 1, hush)
     assert cost.join < crowds.MOST_JOIN + AT_ONCE, cost
 
 
+@pytest.mark.long  # 5 CPU seconds; test_collectives.py compares the bits of every sum
 def test_a_noisy_neighbour_changes_no_bit() -> None:
     """Both jobs compare the bits of every sum; `make soak` asserts the quiet job's share."""
     neighbours.measure(0.5, 1, 1, hush)

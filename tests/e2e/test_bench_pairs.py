@@ -57,6 +57,7 @@ def test_lanes_and_workers_are_measured_beside_programs_in_c(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.long  # 6 CPU seconds
 def test_small_all_reduces_are_timed_beside_programs_in_c() -> None:
     table = bench("bench.latency", "--sizes", "4KiB,64KiB")
     assert "All-reduce of 4 KiB: float32, 2 workers" in table

@@ -129,8 +129,16 @@ PAGES = [
 ]
 
 
-# Each trains for 10 CPU seconds or more, and other tests train the same.
-AT_NIGHT = ("horovod", "hosted", "parameter-server", "pytorch")
+# Each takes 5 to 20 CPU seconds, and other tests run the same commands.
+AT_NIGHT = (
+    "horovod",
+    "hosted",
+    "operations",
+    "parameter-server",
+    "pytorch",
+    "sizing",
+    "slow-links",
+)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_rank_0_may_die(job: ElasticJob) -> None:
     ended_alike(job, second, third, late)
 
 
+@pytest.mark.long  # 10 CPU seconds; test_horovod_workers.py has such a worker
 def test_a_worker_that_stood_still_is_told_that_the_others_went_on(job: ElasticJob) -> None:
     first, second, third = start(job, 3, 400)
     second.stop()
@@ -130,6 +131,7 @@ def test_steps_go_on_without_the_registry_and_a_loss_waits_for_it(job: ElasticJo
     ended_alike(job, first, third)
 
 
+@pytest.mark.long  # 18 CPU seconds; test_horovod_workers.py has the same loss
 def test_a_registry_that_lost_its_file_is_written_again(job: ElasticJob) -> None:
     first, second, third = start(job, 3, 500)
     job.kill_registry()

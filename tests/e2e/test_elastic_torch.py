@@ -59,6 +59,7 @@ def test_a_worker_that_joins_after_a_kill_takes_over_the_training(job: ElasticJo
     assert first.steps[-1]["members"] == [0, 1, 2]
 
 
+@pytest.mark.long  # 21 CPU seconds; test_elastic_torch_steps.py has the rules of strict mode
 def test_in_strict_mode_each_sample_counts_once_an_epoch(job: ElasticJob) -> None:
     options = {"on_worker_loss": "shrink_strict", "bucket_cap_mb": 2000 / MIB}
     workers = [

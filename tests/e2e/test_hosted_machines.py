@@ -95,7 +95,8 @@ def dedicated(lab: Lab, count: int) -> Iterator[str]:
         yield ",".join(addresses)
 
 
-@pytest.mark.parametrize("how", ["connect", "torch"])
+# torch takes 11 CPU seconds.
+@pytest.mark.parametrize("how", ["connect", pytest.param("torch", marks=pytest.mark.long)])
 def test_machines_with_nothing_configured_host_their_reducers(lab: Lab, how: str) -> None:
     if how == "torch":
         pytest.importorskip("torch")
@@ -143,7 +144,7 @@ def test_a_hosted_reducer_that_is_killed_starts_again(lab: Lab) -> None:
     assert any("is in again" in text for text in ends[0]["logs"]), ends[0]["logs"]
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_machine_that_dies_is_named_as_the_lost_rank(lab: Lab, lost: int) -> None:
     """The worker and its reducer are gone at the same moment, without a word."""
     link = ("ip", "-n", lab.namespace(MACHINES[lost]), "link", "set", "eth0")
