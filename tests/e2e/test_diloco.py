@@ -103,6 +103,26 @@ def test_a_merge_after_a_delay_keeps_a_share_of_the_steps(solo: Group) -> None:
     assert opt.in_flight == []
 
 
+@pytest.mark.parametrize(("wire_dtype", "sent"), [(None, 2.0625), ("e3m0", 1.5)])
+def test_pseudo_gradients_are_sent_in_the_wire_dtype(
+    solo: Group, wire_dtype: Any, sent: float
+) -> None:
+    """Pseudo-gradients of 3 and 2.0625. e3m0 knows 3, 1.5, 0.75, ... in a block with these two."""
+    import torch
+
+    from reducer_client.torch import DiLoCo, OuterSGD
+
+    weights = torch.nn.Parameter(torch.tensor([4.0, 2.75]))
+    model = torch.nn.ParameterList([weights])
+    sgd = torch.optim.SGD([weights], 0.25)
+    opt = DiLoCo(model, sgd, solo, every=2, outer=OuterSGD(1.0, 0.0), wire_dtype=wire_dtype)
+    for _ in range(2):
+        opt.zero_grad()
+        (weights**2).sum().backward()
+        opt.step()
+    assert weights.tolist() == [4.0 - 3.0, 2.75 - sent]
+
+
 def test_keeping_all_is_training_alone(solo: Group) -> None:
     model, opt = bowl(solo, every=2, keep_local=1.0)
     assert [descend(model, opt)[0] for _ in range(3)] == [2.0, 1.0, 0.5]
