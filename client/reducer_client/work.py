@@ -188,6 +188,7 @@ class Work(Generic[T]):
                 absent = self._context.reports.ask()
                 if not operation.done:
                     raise self._timed_out(operation, limit, absent)
+        self._context.reports.collect()
         self._check()
         return self._result
 

@@ -1,10 +1,10 @@
 """A worker that sums over the reducers that its job finds; prints JSON lines.
 
-    python -m tests.support.hosted_worker connect|torch SECONDS
+    python -m tests.support.hosted_worker connect|torch SECONDS [TEXT]
 
 The launcher's variables tell the rank. The worker prints a line when it has joined, and one at the
-end. It sums until SECONDS have passed on rank 0; "kill" on its standard input kills its hosted
-reducer.
+end. It sums until SECONDS have passed on rank 0, or until the client of rank 0 has logged TEXT;
+"kill" on its standard input kills its hosted reducer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def joined(how: str) -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def main(how: str, seconds: float) -> None:
+def main(how: str, seconds: float, text: str | None = None) -> None:
     logs: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logs.append(record.getMessage())  # type: ignore[method-assign]
@@ -71,15 +71,21 @@ def main(how: str, seconds: float) -> None:
                 local=group.stats()["local_connections"],
                 pid=None if own is None else own.pid,
             )
-            result = train(group, seconds)
+            end = time.monotonic() + seconds
+            result = train(group, lambda: time.monotonic() > end or said(text, logs))
+            result["heard"] = said(text, logs)
     except (ReducerError, ValueError) as error:
         result = {"error": type(error).__name__, "text": str(error)}
     say(**result, logs=logs)
 
 
-def train(group: Group, seconds: float) -> dict[str, Any]:
-    """Sum until the time is over. All ranks return the same digest."""
-    digest, turn, began = hashlib.blake2b(), 0, time.monotonic()
+def said(text: str | None, logs: list[str]) -> bool:
+    return text is not None and any(text in line for line in logs)
+
+
+def train(group: Group, is_over: Callable[[], bool]) -> dict[str, Any]:
+    """Sum until `is_over` on rank 0. All ranks return the same digest."""
+    digest, turn = hashlib.blake2b(), 0
     slowest = 0.0
     while True:
         start = time.monotonic()
@@ -88,7 +94,7 @@ def train(group: Group, seconds: float) -> dict[str, Any]:
             result = work.wait(60)
             if turn < 3:
                 digest.update(result.data)
-        over = group.broadcast(np.array([time.monotonic() - began > seconds]), 0, key="over")
+        over = group.broadcast(np.array([is_over()]), 0, key="over")
         slowest = max(slowest, time.monotonic() - start)
         turn += 1
         if over.wait(60)[0] and turn >= 3:
@@ -104,4 +110,4 @@ def say(**line: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])
