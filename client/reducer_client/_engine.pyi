@@ -26,6 +26,9 @@ class Operation:
     def error(self) -> _Failure | None:
         """The fields of an EngineError if the operation has failed, else None."""
     @property
+    def arrived(self) -> int:
+        """Elements from the start of the result that have arrived, as of the last `part`."""
+    @property
     def flags(self) -> int:
         """The flags OVERFLOW, NAN and NONFINITE of the result; 0 until the operation is done."""
     @property
@@ -104,30 +107,39 @@ class Engine:
         priority: int = 0,
         residual: Buffer | None = None,
         stochastic: bool = False,
+        filled: int | None = None,
+        part: int = 0,
     ) -> Operation:
         """Submit one round.
 
         `source` is copied before the call returns. If `source` is `target`, the engine may instead
         read it until the operation is done. The engine writes to `target` until then. With `wide`,
         source and target are float32 and `dtype` is the 16-bit type or the blocks on the wire. With
-        `notify`, `next_finished` returns the operation.
+        `notify`, `next_event` returns the operation when it is done.
 
         For blocks: `residual`, float32 with as many elements as `source`, is added to the source,
         and holds what the blocks lack of the sum when the call returns; if the round fails, a part
         of it may have changed. `stochastic` rounds at random, the same bits each time.
 
+        For an all-reduce in place: with `filled`, only the first elements are there yet, and `fill`
+        announces the others. With `part` and `notify`, `next_event` also returns the operation
+        whenever that many more elements of the result have arrived.
+
         Raises ValueError or BufferError for bad arguments, and EngineError when the group has
         ended.
         """
+    def fill(self, operation: Operation, elements: int) -> None:
+        """The array of an operation with `filled` holds this many of its elements."""
     def wait(self, operation: Operation, timeout: float | None = None) -> bool:
         """Return True as soon as the operation is done, False after `timeout` seconds.
 
         Signal handlers run during the wait. One of the threads that wait may do the engine's I/O.
         """
-    def next_finished(self, timeout: float) -> Operation | None:
-        """The next finished operation that was submitted with `notify`.
+    def next_event(self, timeout: float) -> tuple[Operation, bool] | None:
+        """What has happened next to an operation that was submitted with `notify`.
 
-        None after `timeout` seconds, or when the engine has ended.
+        (operation, True) when the operation is done; (operation, False) when a part of its result
+        has arrived. None after `timeout` seconds, or when the engine has ended.
         """
     def take_reports(self) -> list[str]: ...
     def wait_lost(self, timeout: float) -> list[tuple[int, str, str]]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reducer_client.errors import ClosedError
@@ -30,6 +31,7 @@ class _Expected(NamedTuple):
     deadline: float
     limit: float
     callback: Callable[[], None]
+    progress: Callable[[int], None] | None
     work: Work[Any]
 
 
@@ -63,11 +65,18 @@ class Completer:
                 self._thread = thread
 
     def expect(
-        self, operation: Operation, work: Work[Any], limit: float, callback: Callable[[], None]
+        self,
+        operation: Operation,
+        work: Work[Any],
+        limit: float,
+        callback: Callable[[], None],
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         """Run ``callback`` once when the operation has finished. ``begin`` must come first.
 
         The operation must have been submitted with notify. The work fails after ``limit`` seconds.
+        ``progress`` is called with the number of elements that have arrived, for each part that
+        arrives after this call.
         """
         with self._changed:
             ended = operation in self._unclaimed
@@ -75,7 +84,7 @@ class Completer:
                 self._unclaimed.discard(operation)
             else:
                 deadline = time.monotonic() + limit
-                self._waiting[operation] = _Expected(deadline, limit, callback, work)
+                self._waiting[operation] = _Expected(deadline, limit, callback, progress, work)
                 self._changed.notify_all()
             stopped = self._stopping
         if ended:
@@ -108,22 +117,32 @@ class Completer:
         checked = 0.0
         while True:
             asked = time.monotonic()
-            operation = self._engine.next_finished(_NAP)
+            event = self._engine.next_event(_NAP)
             now = time.monotonic()
-            if operation is not None:
-                self._complete(operation)
+            if event is not None:
+                operation, finished = event
+                if finished:
+                    self._complete(operation)
+                else:
+                    self._report(operation)
             if now - checked >= _CHECK:
                 checked = now
                 with suppress(Exception):  # the program's logging handler may fail
                     self._reports.collect()
                 self._expire(now)
             # A None before the timeout means that the engine is closing; ``stop`` follows.
-            if operation is None and self._is_stopping(0.0 if now - asked >= _NAP else _CLOSING):
+            if event is None and self._is_stopping(0.0 if now - asked >= _NAP else _CLOSING):
                 return
 
     def _is_stopping(self, wait: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, wait)
+
+    def _report(self, operation: Operation) -> None:
+        with self._changed:
+            entry = self._waiting.get(operation)
+        if entry is not None and entry.progress is not None:
+            _call(partial(entry.progress, operation.arrived))
 
     def _complete(self, operation: Operation) -> None:
         with self._changed:

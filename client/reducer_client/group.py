@@ -30,6 +30,7 @@ from reducer_client.feedback import feedback_of, feedbacks_of
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.parts import Parts
 from reducer_client.reports import StallReports
 from reducer_client.work import Timeout, Work, WorkContext
 
@@ -128,6 +129,7 @@ class Group:
         dtype: str | None = None,
         residual: Array | None = None,
         priority: int = 0,
+        parts: Parts | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -151,6 +153,8 @@ class Group:
                 call fails, a part of it may have changed: set it to zero.
             priority: calls of higher priority are sent first, and calls of equal priority in the
                 order in which they were made. Ranks may use different priorities.
+            parts: how the array is filled and emptied during the call, if ``out`` is ``array`` and
+                there is no ``residual``.
             on_done: function that is called with the work, on a thread of the client, when the work
                 has succeeded or failed. If the work is not done within ``timeout``, it fails with
                 RoundTimeoutError and the group ends, because otherwise the buffers would never be
@@ -164,8 +168,8 @@ class Group:
         Raises:
             TypeError: ``array`` or ``out`` is no array or buffer, or the dtype cannot be reduced
                 with this ``op`` or ``wire_dtype``.
-            ValueError: ``op``, ``key``, ``wire_dtype``, ``residual`` or the shape of ``out`` is
-                invalid.
+            ValueError: ``op``, ``key``, ``wire_dtype``, ``residual``, ``parts`` or the shape of
+                ``out`` is invalid.
             ReducerError: a subclass, if the group has ended or the array has too many chunks.
         """
         source = as_array(array)
@@ -186,6 +190,7 @@ class Group:
                 target=target,
                 residual=feedback,
                 priority=priority,
+                parts=parts,
                 on_done=on_done,
                 timeout=timeout,
             ),
@@ -508,6 +513,7 @@ class Group:
         result: Array | None = None,
         root: int = 0,
         priority: int = 0,
+        parts: Parts | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -531,6 +537,8 @@ class Group:
                 priority,
                 None if residual is None else flat_bytes(residual),
                 wire.stochastic,
+                None if parts is None else parts.filled,
+                0 if parts is None else parts.size,
             )
             if self._traces:
                 self._trace(operation, collective, wire.dtype, count)
@@ -539,7 +547,8 @@ class Group:
             result_ = kept if kept is not None else np.empty(0)
             work = Work(self._context, key, (operation,), result_, divides=divides)
             if on_done is not None:
-                self._completer.expect(operation, work, limit, lambda: on_done(work))
+                on_part = None if parts is None else parts.on_part
+                self._completer.expect(operation, work, limit, lambda: on_done(work), on_part)
             return work
         except EngineError as error:
             raise from_engine(error.args) from None

@@ -192,6 +192,11 @@ class Work(Generic[T]):
         self._check()
         return self._result
 
+    def fill(self, elements: int) -> None:
+        """The array holds this many of its elements. For a call with ``Parts``."""
+        if not self.done:
+            self._context.engine.fill(self._operations[0], elements)
+
     def exception(self) -> ReducerError | None:
         """The error that ``wait`` raises; None if the call succeeded or is not done yet."""
         if not self.done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -43,41 +43,18 @@ def join(addresses: list[str], job: str) -> Callable[..., Any]:
     return join
 
 
-class HostStaging:
-    """A `CudaStaging` without a device: copies, threads and callbacks like those of a GPU."""
-
-    def __init__(self, device: Any = None) -> None:
-        self._stager = ThreadPoolExecutor(1)
-
-    def start(self, source: Any, target: Any, submit: Any, on_done: Any) -> Any:
-        transfer = Future[None]()
-        read = source.flat().clone()
-        write = read if source is target else torch.empty_like(read)
-
-        def finish(work: Any) -> None:
-            target.unpack(write)
-            error = work.exception()
-            transfer.set_result(None) if error is None else transfer.set_exception(error)
-            on_done(transfer)
-
-        self._stager.submit(submit, read, write, finish)
-        return Transfer(transfer)
-
-
-class Transfer:
-    def __init__(self, future: Future[None]) -> None:
-        self.wait = future.result
-
-
 @pytest.fixture(params=["host", "staged"])
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether gradients are read where they are, or are copied as from a GPU."""
     from reducer_client.torch.elastic import gradients
+    from reducer_client.torch.staging.staging import Staging
+    from tests.support.simulated_device import ImmediateDevice
 
     if request.param == "staged":
 
         def bucket(*arguments: Any, **options: Any) -> Any:
-            return gradients_bucket(*arguments, **{**options, "staging": HostStaging()})
+            staging = Staging(ImmediateDevice())
+            return gradients_bucket(*arguments, **{**options, "staging": staging})
 
         def returns_late(group: Any, *arguments: Any, on_done: Any = None, **options: Any) -> Any:
             if on_done is None:

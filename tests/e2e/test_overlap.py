@@ -162,8 +162,8 @@ def _hold_back(overlap: Overlap, keys: tuple[int, ...]) -> list[Callable[[], obj
     """Let this rank keep these buckets to itself. Returns the calls that submit them."""
     submit, kept = overlap.state.submit, list[Callable[[], object]]()
 
-    def hold(host: Any, bucket: int, on_done: Any) -> Any:
-        call = partial(submit, host, bucket, on_done)
+    def hold(host: Any, bucket: int, *arguments: Any) -> Any:
+        call = partial(submit, host, bucket, *arguments)
         return kept.append(call) if bucket in keys else call()
 
     overlap.state.submit = hold  # type: ignore[method-assign]

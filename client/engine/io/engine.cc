@@ -117,6 +117,11 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
   }
 }
 
+void Engine::fill(const OperationRef& operation, uint64_t elements) {
+  const Change change(&shared_, nullptr);
+  state_.fill(*operation, elements);
+}
+
 bool Engine::wait(const OperationRef& operation, double seconds) {
   const double deadline = monotonic() + seconds;
   if (operation->small() && !operation->done() &&

@@ -41,9 +41,12 @@ class Engine {
   // Returns true when the operation is finished; false after `seconds`, or earlier on a signal.
   bool wait(const OperationRef& operation, double seconds);
 
-  // Returns the next finished operation that was submitted with `notify`; null on timeout or when
-  // the engine has ended.
-  OperationRef next_finished(double seconds) { return shared_.finished.next(seconds); }
+  // The source of the operation holds this many of its elements; see Submission::filled.
+  void fill(const OperationRef& operation, uint64_t elements);
+
+  // Returns what has happened next to an operation that was submitted with `notify`; nullopt on
+  // timeout or when the engine has ended.
+  std::optional<Event> next_event(double seconds) { return shared_.events.next(seconds); }
   std::vector<std::string> take_reports();
   // The view of an elastic run: see State. wait_lost() returns early if ranks are lost.
   std::vector<LostRank> wait_lost(double seconds);

@@ -118,7 +118,7 @@ void Loop::run() {
     trust->tls.reset();
   }
   state_.pool->trim();
-  shared_.finished.end();
+  shared_.events.end();
   const auto lock = shared_.lock();
   shared_.ended = true;
   shared_.changed.notify_all();

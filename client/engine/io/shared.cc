@@ -15,7 +15,10 @@ Shared::Shared(Options options, Trust of_dedicated, Trust of_hosted,
     for (const auto& loop : loops) {
       if (loop->awaits(operation.get())) loop->wake();
     }
-    if (operation->notify()) finished.push(operation);
+    if (operation->notify()) events.push(operation, true);
+  });
+  state.on_progress([this](const OperationRef& operation) {
+    if (operation->notify()) events.push(operation, false);
   });
   for (uint32_t number = 0; number < state.options().loops; ++number) {
     loops.push_back(std::make_unique<Loop>(this, number));

@@ -36,7 +36,7 @@
 //    without. Chunks become ready one by one, so that the first are sent while the rest are copied.
 //    Chunks of a lent source are copied by the thread that sends them.
 //  - Lock order: the engine's thread mutex, a driver mutex, an I/O mutex, `mutex`, and then at most
-//    one of the queue of finished operations, an event mutex, the lock inside an operation, and the
+//    one of the queue of events, an event mutex, the lock inside an operation, and the
 //    lock of the pool. No thread holds the I/O mutexes of two loops. try_lock of an I/O mutex is
 //    allowed under `mutex`. Only abort() waits for loops with a lock held, the thread mutex.
 //  - A forked child must not take any of these locks. Callers compare fork_generation() first.
@@ -52,7 +52,7 @@
 
 #include "crypto/handshake.h"
 #include "crypto/tls.h"
-#include "io/finished_queue.h"
+#include "io/event_queue.h"
 #include "io/timeline.h"
 #include "protocol/state.h"
 
@@ -99,7 +99,7 @@ struct Shared {
   Trust dedicated;
   Trust hosted;
   std::unique_ptr<Timeline> timeline;  // used by the first loop only; then by the last that ends
-  FinishedQueue finished;
+  EventQueue events;
 
   std::atomic<uint64_t> bytes_sent{0};
   std::atomic<uint64_t> bytes_received{0};

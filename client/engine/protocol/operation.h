@@ -61,6 +61,10 @@ class Operation {
   const Culprit& culprit() const { return culprit_; }
   const std::vector<SumSet>& sets() const { return sets_; }  // of an elastic run
 
+  // Elements from the start of the result that have arrived, as of the last sign of progress.
+  uint64_t arrived() const { return arrived_.load(std::memory_order_acquire); }
+  void arrive(uint64_t elements) { arrived_.store(elements, std::memory_order_release); }
+
   // Returns true when the operation is finished, false after `seconds`.
   bool wait(double seconds) {
     if (done()) return true;
@@ -92,6 +96,7 @@ class Operation {
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<bool> done_{false};
+  std::atomic<uint64_t> arrived_{0};
   std::optional<Failure> failure_;
   uint16_t flags_ = 0;
   Culprit culprit_;

@@ -135,6 +135,7 @@ void Results::ends(Lane* lane, const Header& h, double now) {
   lane->unreported_cost += cost;
   positions_.advance_done(entry);
   rounds_.advance_stable(entry, h.stable);
+  rounds_.progress(round.get());
   if (--round->unanswered == 0) rounds_.finish(round.get(), std::nullopt);
   const uint64_t most = entry->sends_next() ? lane->credit.limit : lane->credit.limit / 2;
   if (run_.leaving || lane->unreported_cost >= most) positions_.maybe_heartbeat(lane, now);

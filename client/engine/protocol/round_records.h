@@ -86,10 +86,14 @@ struct Round {
   // The caller's memory; valid until the operation is done. `source` is set only if it is lent or
   // is the target (an in-place all-reduce), and there is no residual. Then a chunk is copied just
   // before it is sent.
+  // Elements of `source` from `filled` on are not there yet.
   // `users`: how many receivers and copying threads use this memory now.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   uint32_t users = 0;
+  uint64_t filled = ~uint64_t{0};
+  uint64_t part = 0;        // see Submission
+  uint32_t first_open = 0;  // all chunks before this one are held; counted only with `part`
   OperationRef operation;
   std::vector<Chunk> chunks;
   std::vector<std::unique_ptr<Share>> shares;
@@ -107,8 +111,16 @@ struct Round {
   Failure verdict;                 // why the round was abandoned
   bool finished = false;           // the operation is done, or will be when `users` is 0
   std::optional<Failure> failure;  // of the operation, until then
+
+  bool is_filled(uint32_t chunk) const;  // the source of the chunk is there
 };
 using RoundRef = std::shared_ptr<Round>;
+
+inline bool Round::is_filled(uint32_t chunk) const {
+  if (filled >= plan.count()) return true;
+  const Range range = plan.range(chunk);
+  return range.offset + range.elements <= filled;
+}
 
 inline Chunk& Share::chunk(size_t index) const { return round->chunks[chunks[index]]; }
 
@@ -121,7 +133,8 @@ inline bool Share::next_is_charged() const {
 }
 
 inline bool Share::to_copy() const {
-  return round->source != nullptr && !all_sent() && chunk(sent).state == Chunk::State::kCopying;
+  return round->source != nullptr && !all_sent() && chunk(sent).state == Chunk::State::kCopying &&
+         round->is_filled(chunks[sent]);
 }
 
 inline void Share::advance() {

@@ -59,8 +59,11 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
   // A chunk with a residual is copied by the submitter, exactly once. Of two senders each could
   // copy it, if it moves to another lane.
-  const bool later = (s.lent || in_place) && s.residual == nullptr && plan->chunks() > 1;
+  const bool fills = s.filled < s.descriptor.count;
+  const bool later = (s.lent || in_place) && s.residual == nullptr && (plan->chunks() > 1 || fills);
   if (later) round->source = s.source;
+  if (fills) round->filled = s.filled;
+  round->part = s.part;
   round->operation = s.operation ? s.operation : std::make_shared<Operation>(s.key, s.notify);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
@@ -169,6 +172,32 @@ const Lane* Rounds::ready(const RoundRef& round, uint32_t index, ChunkCopy copy)
   Lane* lane = round->shares[chunk.share]->lane;
   lanes_.kick(lane);
   return lane;
+}
+
+void Rounds::fill(const Operation& operation, uint64_t elements) {
+  const KeyRecord* key = keys_.find(key_id(operation.key()));
+  if (key == nullptr) return;
+  const auto found = key->rounds.find(operation.round());
+  if (found == key->rounds.end() || found->second->operation.get() != &operation) return;
+  Round& round = *found->second;
+  round.filled = std::max(round.filled, elements);
+  for (const auto& share : round.shares) {
+    if (share->to_copy()) lanes_.kick(share->lane);
+  }
+}
+
+// A chunk is held. Tells the caller if a part of the result has arrived since the last sign.
+void Rounds::progress(Round* round) {
+  if (round->part == 0 || round->finished) return;
+  const auto& chunks = round->chunks;
+  uint32_t& open = round->first_open;
+  while (open < chunks.size() && chunks[open].held) ++open;
+  if (open == chunks.size()) return;  // finish() tells it
+  const uint64_t arrived = round->plan.range(open).offset;
+  Operation& operation = *round->operation;
+  if (arrived - operation.arrived() < round->part) return;
+  operation.arrive(arrived);
+  if (on_progress) on_progress(round->operation);
 }
 
 void Rounds::let_go(Round* round) {

@@ -26,7 +26,7 @@ namespace ors {
 
 class Rounds {
  public:
-  using Finished = std::function<void(const OperationRef&)>;
+  using Told = std::function<void(const OperationRef&)>;
 
   Rounds(Run* run, Lanes* lanes, CurrentRoute* current_route, Keys* keys, Positions* positions)
       : run_(*run),
@@ -39,6 +39,9 @@ class Rounds {
   std::optional<Failure> open(const Submission& submission, double now, RoundRef* round);
   // The chunk's bytes are ready to be sent, by the returned lane. Null: they need not be sent.
   const Lane* ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy);
+  // The source of the operation holds this many of its elements; see Submission::filled.
+  void fill(const Operation& operation, uint64_t elements);
+  void progress(Round* round);
   // A receiver or a copying thread uses the caller's memory, or no longer does.
   void use(Round* round) { ++round->users; }
   void let_go(Round* round);
@@ -69,7 +72,8 @@ class Rounds {
   Digests& digests() { return digests_; }
   const std::optional<Failure>& mismatch() const { return mismatch_; }  // failure if digests differ
 
-  Finished on_finished;  // called for every operation that finishes
+  Told on_finished;  // called for every operation that finishes
+  Told on_progress;  // and for each sign of progress; see Submission::part
 
  private:
   void share_out(const RoundRef& round);

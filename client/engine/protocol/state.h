@@ -93,6 +93,8 @@ class State {
     return rounds_.ready(round, chunk, std::move(copy));
   }
 
+  void fill(const Operation& operation, uint64_t elements) { rounds_.fill(operation, elements); }
+
   // --- received frames ---
   // Handles the frames in order and sets the targets of the results that begin. Every result must
   // end before a result of a later batch begins. On a failure, removes the frame that failed and
@@ -144,7 +146,8 @@ class State {
   void trace_rounds(bool wanted) { rounds_.trace_rounds(wanted); }
   void report(std::string line) { reports_.push(std::move(line)); }
   // `finished` is called for every operation that finishes.
-  void on_finished(Rounds::Finished finished) { rounds_.on_finished = std::move(finished); }
+  void on_finished(Rounds::Told finished) { rounds_.on_finished = std::move(finished); }
+  void on_progress(Rounds::Told progress) { rounds_.on_progress = std::move(progress); }
 
   const std::shared_ptr<Pool> pool = std::make_shared<Pool>();
 

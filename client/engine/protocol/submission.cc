@@ -39,6 +39,17 @@ std::optional<std::string> check_residual(const Submission& s) {
          std::to_string(s.source_bytes) + ", as the source";
 }
 
+// A source that fills up is read later, once, and in the order of its elements.
+std::optional<std::string> check_parts(const Submission& s) {
+  if (s.filled == kAllFilled && s.part == 0) return std::nullopt;
+  if (s.descriptor.collective != kAllReduce) {
+    return "parts are for all_reduce, got collective " + std::to_string(s.descriptor.collective);
+  }
+  const bool is_kept = (s.lent || s.source == s.target) && s.residual == nullptr;
+  if (s.filled == kAllFilled || is_kept) return std::nullopt;
+  return "a source that fills up must be the target, without a residual";
+}
+
 std::optional<std::string> check_descriptor(const Descriptor& d, uint32_t world_size) {
   if (d.collective < kAllReduce || d.collective > kBarrier) return "unknown collective";
   if (!contribution_layout(d.dtype).known()) return "unknown dtype " + std::to_string(d.dtype);
@@ -108,6 +119,7 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
     return wrong;
   }
   if (auto wrong = check_residual(s)) return wrong;
+  if (auto wrong = check_parts(s)) return wrong;
   return check_buffer("target", s.target != nullptr, s.target_bytes,
                       target_count(d, options.world_size), item, !barrier && !root);
 }

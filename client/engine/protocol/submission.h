@@ -12,6 +12,8 @@
 
 namespace ors {
 
+constexpr uint64_t kAllFilled = ~uint64_t{0};
+
 struct Submission {
   Descriptor descriptor;
   std::string key;
@@ -28,6 +30,11 @@ struct Submission {
   bool lent = false;        // the caller does not change the source until the operation is done
   int32_t priority = 0;     // waiting rounds with a higher one are sent first; may differ per rank
   bool notify = false;
+  // A source that fills up: its elements from here on are announced by Engine::fill(). For an
+  // all-reduce whose source is lent or is the target, without a residual.
+  uint64_t filled = kAllFilled;
+  // Elements of the result of an all-reduce between two signs of progress; 0: no signs.
+  uint64_t part = 0;
   OperationRef operation;  // to finish; null: a new one is created
 };
 

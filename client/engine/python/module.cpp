@@ -89,13 +89,16 @@ class PyEngine {
 
   nb::object submit(int collective, int op, int dtype, bool wide, const std::string& key,
                     int64_t root, uint64_t count, nb::object source, nb::object target, bool notify,
-                    int32_t priority, nb::object residual, bool stochastic) {
+                    int32_t priority, nb::object residual, bool stochastic,
+                    std::optional<uint64_t> filled, uint64_t part) {
     Engine& engine = alive();
     reap();
     auto pins = std::make_shared<Pins>();
     Submission submission =
         make_submission(collective, op, dtype, wide, key, root, count, source, target, notify,
                         priority, residual, stochastic, pins.get());
+    submission.filled = filled.value_or(kAllFilled);
+    submission.part = part;
     if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
     // After engine.submit() the engine may write to the target, so all that can fail comes before.
     submission.operation = std::make_shared<Operation>(key, notify);
@@ -122,19 +125,25 @@ class PyEngine {
     return object;
   }
 
-  nb::object next_finished(double timeout) {
+  void fill(PyOperation& operation, uint64_t elements) {
     Engine& engine = alive();
-    OperationRef operation;
+    const WithoutGil without_gil;
+    engine.fill(operation.ref(), elements);
+  }
+
+  nb::object next_event(double timeout) {
+    Engine& engine = alive();
+    std::optional<Event> event;
     wait_interruptible(timeout, [&](double seconds) {
-      operation = engine.next_finished(seconds);
-      return operation != nullptr || engine.wait_ended(0);
+      event = engine.next_event(seconds);
+      return event || engine.wait_ended(0);
     });
     reap();
-    if (operation == nullptr) return nb::none();
-    const auto found = notified_.find(operation.get());  // inserted by submit()
-    nb::object object = std::move(found->second);
-    notified_.erase(found);
-    return object;
+    if (!event) return nb::none();
+    const auto found = notified_.find(event->operation.get());  // inserted by submit()
+    nb::object object = found->second;
+    if (event->finished) notified_.erase(found);
+    return nb::make_tuple(object, event->finished);
   }
 
   bool wait(PyOperation& operation, std::optional<double> timeout) {
@@ -267,7 +276,7 @@ class PyEngine {
   using Pinned = std::pair<OperationRef, std::shared_ptr<Pins>>;
 
   std::list<Pinned> pinned_;  // targets that the engine may write to
-  std::unordered_map<const Operation*, nb::object> notified_;  // for next_finished()
+  std::unordered_map<const Operation*, nb::object> notified_;  // for next_event()
   Engine* const engine_;  // must end before the members above: see the destructor
   const int generation_;
 };
@@ -354,6 +363,7 @@ NB_MODULE(_engine, m) {
   nb::class_<PyOperation>(m, "Operation")
       .def_prop_ro("done", &PyOperation::done)
       .def_prop_ro("error", &PyOperation::error)
+      .def_prop_ro("arrived", &PyOperation::arrived)
       .def_prop_ro("flags", &PyOperation::flags)
       .def_prop_ro("culprit", &PyOperation::culprit)
       .def_prop_ro("sets", &PyOperation::sets)
@@ -377,9 +387,11 @@ NB_MODULE(_engine, m) {
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
            nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
            nb::arg("priority") = 0, nb::arg("residual").none() = nb::none(),
-           nb::arg("stochastic") = false)
+           nb::arg("stochastic") = false, nb::arg("filled").none() = nb::none(),
+           nb::arg("part") = 0)
+      .def("fill", &PyEngine::fill, nb::arg("operation"), nb::arg("elements"))
       .def("wait", &PyEngine::wait, nb::arg("operation"), nb::arg("timeout").none() = nb::none())
-      .def("next_finished", &PyEngine::next_finished, nb::arg("timeout"))
+      .def("next_event", &PyEngine::next_event, nb::arg("timeout"))
       .def("take_reports", &PyEngine::take_reports)
       .def("wait_lost", &PyEngine::wait_lost, nb::arg("timeout"))
       .def("view_without", &PyEngine::view_without, nb::arg("ranks"), nb::arg("epoch"))

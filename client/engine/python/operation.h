@@ -22,6 +22,7 @@ class PyOperation {
 
   bool done();
   nb::object error();
+  uint64_t arrived() const { return operation_->arrived(); }
   unsigned flags() const;
   nb::object culprit() const;
   nb::list sets() const;

@@ -36,7 +36,7 @@ void test_many_threads() {
     }
     threads.emplace_back([&engine, &notified] {
       for (int n = 0; n < 45; ++n) {
-        CHECK(engine->next_finished(30) != nullptr);
+        CHECK(engine->next_event(30).has_value());
         ++notified;
       }
     });
@@ -92,8 +92,8 @@ void test_lost_reducer() {
   CHECK(open->failure()->message.find(address) != std::string::npos);
   submit(engines[0].get(), "key", target, &target, &failure);
   CHECK(failure && failure->code == ors::ErrorCode::kUnavailable);
-  CHECK(engines[0]->next_finished(5) == open);
-  CHECK(engines[0]->next_finished(5) == nullptr);  // returns at once when the engine has ended
+  CHECK(engines[0]->next_event(5)->operation == open);
+  CHECK(!engines[0]->next_event(5));  // returns at once when the engine has ended
 }
 
 std::string frame(ors::Header h, const std::string& payload) {

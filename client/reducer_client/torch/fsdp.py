@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from reducer_client.group import Group
 from reducer_client.torch.backend.forming import Formation
 from reducer_client.torch.backend.options import Options
-from reducer_client.torch.hook.ddp import ReductionState, exchange
+from reducer_client.torch.hook.ddp import ReductionState, average
 
 
 def attach_fsdp(
@@ -70,7 +70,7 @@ def reduce_shard(state: ReductionState, shard: torch.Tensor) -> None:
     Raises RuntimeError with the text of the failure. ``state.last_error`` has the error itself.
     """
     state.bytes_reduced += shard.numel() * shard.element_size()
-    exchange(state, shard, lambda host, on_done: state.submit(host, 0, on_done)).wait()
+    average(state, shard, 0).wait()
 
 
 def _join(mesh: DeviceMesh, options: Options, timeout: float) -> Group:

@@ -21,9 +21,9 @@ class _Ended:
         self._operations: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.finish = self._operations.put
 
-    def next_finished(self, timeout: float) -> Any:
+    def next_event(self, timeout: float) -> Any:
         try:
-            return self._operations.get(timeout=timeout)
+            return self._operations.get(timeout=timeout), True
         except queue.Empty:
             return None
 

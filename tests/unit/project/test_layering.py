@@ -35,6 +35,7 @@ CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "reducer_client.hosted", "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
 }
+STAGED = TORCH | {"reducer_client.torch.staging", "reducer_client.torch.tensors"}
 SERVER = {*SHARED, "reducer.core"} | {
     f"reducer.server.{path.stem}" for path in (ROOT / "reducer" / "server").glob("*.py")
 }
@@ -90,18 +91,16 @@ ALLOWED = {
     "reducer_client.torch": {*CLIENT, "torch", "lightning"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,
+    "reducer_client.torch.staging": TORCH | {"reducer_client.torch.tensors"},
     "reducer_client.torch.hierarchy": TORCH,
-    "reducer_client.torch.calls": TORCH
-    | {"reducer_client.torch.hierarchy", "reducer_client.torch.tensors"},
-    "reducer_client.torch.backend": TORCH
-    | {f"reducer_client.torch.{name}" for name in ("calls", "hierarchy", "tensors")},
-    "reducer_client.torch.hook": TORCH | {"reducer_client.torch.tensors"},
-    "reducer_client.torch.overlap": TORCH
-    | {"reducer_client.torch.hook", "reducer_client.torch.tensors"},
-    "reducer_client.torch.elastic": TORCH
-    | {"reducer_client.elastic", "reducer_client.torch.tensors"},
-    "reducer_client.torch.local": TORCH
-    | {f"reducer_client.{name}" for name in ("elastic", "outer", "torch.elastic", "torch.tensors")},
+    "reducer_client.torch.calls": STAGED | {"reducer_client.torch.hierarchy"},
+    "reducer_client.torch.backend": STAGED
+    | {f"reducer_client.torch.{name}" for name in ("calls", "hierarchy")},
+    "reducer_client.torch.hook": STAGED,
+    "reducer_client.torch.overlap": STAGED | {"reducer_client.torch.hook"},
+    "reducer_client.torch.elastic": STAGED | {"reducer_client.elastic"},
+    "reducer_client.torch.local": STAGED
+    | {f"reducer_client.{name}" for name in ("elastic", "outer", "torch.elastic")},
     "reducer_client.torch.server": TORCH
     | {"reducer_client.tables", "reducer_client.torch.tensors"},
     "reducer_client.horovod": {*CLIENT, "msgpack"},

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
-from reducer_client.torch.tensors.cuda import PinnedPool
+from reducer_client.torch.staging.pinned_pool import PinnedPool
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ BUSY: Any = _Event(False)
 
 def _pool(limit: int = 1 << 30) -> PinnedPool:
     """A pool of unpinned memory, since pinned memory needs a GPU."""
-    return PinnedPool(limit, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    return PinnedPool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), limit)
 
 
 def _is_new(pool: PinnedPool, nbytes: int, old: torch.Tensor) -> bool:

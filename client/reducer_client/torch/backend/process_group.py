@@ -406,7 +406,7 @@ class ReducerProcessGroup(DelegatingGroup):
                 what.array,
                 what.op,
                 out=reducible(target, op).array,
-                wire_dtype=narrow(source, op, self.options.wire_dtype),
+                wire_dtype=narrow(source.dtype, source.nbytes, op, self.options.wire_dtype),
                 dtype=what.dtype,
                 **call,
             )

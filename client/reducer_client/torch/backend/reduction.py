@@ -14,7 +14,12 @@ from reducer_client.torch.calls.group_calls import GroupCalls
 from reducer_client.torch.calls.key_scopes import main_prefix
 from reducer_client.torch.calls.works import CallWork, Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
-from reducer_client.torch.tensors.host import check_reducible, reducible, scaled
+from reducer_client.torch.tensors.host import (
+    carried_dtype,
+    check_reducible,
+    reducible,
+    scaled,
+)
 from reducer_client.torch.tensors.packing import Packing
 
 # Smaller sums and means are sent as float32. Counts, losses and norms need every digit, and take
@@ -34,6 +39,7 @@ class FlatReduction:
         """Reduce tensors of one dtype over all ranks, in place, in one round."""
         packing, op = Packing(tensors), options.reduceOp
         check_reducible(packing.dtype, op)
+        carried, sliced = self._staged(packing, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
             given = scaled(source, op)  # a refused call leaves the caller's tensor as it was
@@ -42,12 +48,19 @@ class FlatReduction:
                 what.array,
                 what.op,
                 out=what.array if given is target else reducible(target, op).array,
-                wire_dtype=narrow(source, op, self._wire_dtype),
+                wire_dtype=narrow(source.dtype, source.nbytes, op, self._wire_dtype),
                 dtype=what.dtype,
                 **call,
             )
 
-        return self._calls.start(submit, packing, packing, tensors, options)
+        return self._calls.start(submit, packing, packing, tensors, options, carried, sliced)
+
+    def _staged(self, packing: Packing, op: Any) -> tuple[torch.dtype | None, bool]:
+        """How tensors of a device are staged: ``carried`` and ``sliced`` of ``Transfer``."""
+        if op.op == dist.ReduceOp.PREMUL_SUM:  # multiplied on the host, as a whole
+            return None, False
+        wire_dtype = narrow(packing.dtype, packing.nbytes, op, self._wire_dtype)
+        return carried_dtype(packing.dtype, wire_dtype), True
 
     def close(self) -> None:
         """Leave the groups that this object has joined: none."""
@@ -70,6 +83,9 @@ class HierarchicalReduction(FlatReduction):
         calls.also_ended.append(hierarchy.abort)
         self._prefix = main_prefix("cuda" if hierarchy.layout.cuda else "cpu")
 
+    def _staged(self, packing: Packing, op: Any) -> tuple[torch.dtype | None, bool]:
+        return None, False  # the ranks of a host sum whole arrays first
+
     def close(self) -> None:
         self.hierarchy.close()
 
@@ -84,7 +100,9 @@ class HierarchicalReduction(FlatReduction):
         return self.hierarchy.all_reduce(array, op, self._prefix, flat_key=key, **call)
 
 
-def narrow(flat: torch.Tensor, op: Any, wire_dtype: WireDtype | None) -> WireDtype | None:
-    """The dtype in which a tensor is sent: only large sums and means of float32 are narrowed."""
-    narrowed = flat.dtype is torch.float32 and op.op in _NARROWED_OPS
-    return wire_dtype if narrowed and flat.nbytes >= LEAST_NARROWED_BYTES else None
+def narrow(
+    dtype: torch.dtype, nbytes: int, op: Any, wire_dtype: WireDtype | None
+) -> WireDtype | None:
+    """The dtype in which tensors are sent: only large sums and means of float32 are narrowed."""
+    narrowed = dtype is torch.float32 and op.op in _NARROWED_OPS
+    return wire_dtype if narrowed and nbytes >= LEAST_NARROWED_BYTES else None

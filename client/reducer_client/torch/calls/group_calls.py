@@ -19,14 +19,15 @@ from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.key_scopes import MainScope, Scope
 from reducer_client.torch.calls.tasks import Task
 from reducer_client.torch.calls.works import CallWork, Handle, OnDone, Receipt
-from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.torch.staging.staging import Stagings
 from reducer_client.torch.tensors.packing import Packing
 
 AnyGroup = Group | SingleRankGroup
 
 
 # submit(source, target, key=, on_done=, timeout=) starts a collective from one run of host memory
-# into another; the same one for a collective in place.
+# into another; the same one for a collective in place. On a CUDA device also with parts=,
+# if the call is sliced.
 Submit = Callable[..., Handle]
 
 
@@ -46,9 +47,9 @@ class GroupCalls:
         self._scope = MainScope(name, group.reducers, patience)
         self._threads = CallbackThreads()
         self._pending: set[CallWork] = set()
-        self._staging: dict[torch.device, CudaStaging] = {}
         # One for all devices, whose calls have one order; starts a thread when first used.
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
+        self._stagings = Stagings(self._stager)
         self._end_on_interrupt = EndOnInterrupt(lambda _: self.end_group())
         self._latest = _Latest()
 
@@ -59,20 +60,31 @@ class GroupCalls:
         target: Packing,
         outputs: Sequence[torch.Tensor],
         options: Any,
+        carried: torch.dtype | None = None,
+        sliced: bool = False,
     ) -> CallWork:
         """Start a collective. ``source is target`` for a collective in place.
 
         The ranks count their calls. A call that is refused here does not count. On a CUDA device
         some calls are refused later, and count. ``outputs`` is the value of the work's future,
-        and ``options`` are torch's for the call.
+        ``options`` are torch's for the call, and ``carried`` and ``sliced`` those of ``Transfer``.
         """
         device, timeout = _common_device(source, target), timeout_of(options)
-        if device.type == "cuda":
+        staging = self._stagings.of(device)
+        if staging is not None:
 
             def start_on_device() -> CallWork:
                 with self._scope.next_call(device.type) as (key, scope):
-                    begin = partial(submit, key=key, timeout=timeout)
-                    return self._start_on_device(begin, source, target, outputs, scope, device)
+                    work = CallWork(
+                        outputs, scope, self._threads, devices=[device], context=staging.on_back
+                    )
+
+                    def begin(on_done: OnDone | None) -> Handle:
+                        assert on_done is not None
+                        keyed = partial(submit, key=key, timeout=timeout)
+                        return staging.start(source, target, keyed, on_done, carried, sliced)
+
+                    return self._notified(work, begin)
 
             return self._make(start_on_device, options.asyncOp)
         read, write, finish = _on_host(source, target)
@@ -192,32 +204,6 @@ class GroupCalls:
 
         return begin
 
-    def _start_on_device(
-        self,
-        submit: Submit,
-        source: Packing | None,
-        target: Packing,
-        outputs: Sequence[torch.Tensor],
-        scope: Scope,
-        device: torch.device,
-    ) -> CallWork:
-        staging = self._staging_of(device)
-        work = CallWork(
-            outputs,
-            scope,
-            self._threads,
-            devices=[device],
-            context=staging.on_side,
-        )
-
-        def begin(on_done: OnDone | None) -> Handle:
-            assert on_done is not None
-            return staging.start(
-                source, target, lambda read, write, done: submit(read, write, on_done=done), on_done
-            )
-
-        return self._notified(work, begin)
-
     def _notified(self, work: CallWork, begin: Callable[[OnDone | None], Handle]) -> CallWork:
         self._pending.add(work)
         try:
@@ -225,11 +211,6 @@ class GroupCalls:
         except BaseException:  # refused
             self._pending.discard(work)
             raise
-
-    def _staging_of(self, device: torch.device) -> CudaStaging:
-        if device not in self._staging:
-            self._staging[device] = CudaStaging(device, self._stager)
-        return self._staging[device]
 
     def close(self) -> None:
         """Leave the group and end the callback threads."""

@@ -8,8 +8,8 @@ import torch
 
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group
-from reducer_client.torch.tensors.cuda import CudaStaging
-from reducer_client.torch.tensors.reduction import Reduction
+from reducer_client.torch.staging.reduction import Reduction
+from reducer_client.torch.staging.staging import Staging
 from reducer_client.work import LedgerEntry
 
 # divisor(members) is the number by which the sum of these ranks' contributions is divided.
@@ -34,7 +34,7 @@ class Bucket:
         *,
         keeps: bool,
         wire_dtype: WireDtype | None,
-        staging: CudaStaging | None,
+        staging: Staging | None,
     ) -> None:
         self.parameters = list(parameters)
         self.started = False

@@ -17,7 +17,7 @@ from reducer_client.arrays import Array
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group, wait_all_or_end
 from reducer_client.torch.elastic.bucket import Bucket, sum_dtype
-from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.torch.staging.staging import Stagings
 from reducer_client.torch.tensors.partition import partition
 from reducer_client.work import Work
 
@@ -46,13 +46,10 @@ class Gradients:
         self._keeps = keeps
         self._by_samples = by_samples
         self._lock = threading.RLock()  # autograd has a thread for each device
-        stagings: dict[torch.device, CudaStaging] = {}
-        for parameter in parameters:
-            if parameter.is_cuda and parameter.device not in stagings:
-                stagings[parameter.device] = CudaStaging(parameter.device)
+        stagings = Stagings()
         self.buckets = [
             Bucket(index, part, keeps=keeps, wire_dtype=wire_dtype,
-                   staging=stagings.get(part[0].device))
+                   staging=stagings.of(part[0].device))
             for index, part in enumerate(partition(parameters, bucket_bytes, _sum_dtype))
         ]  # fmt: skip
         self._samples: int | None = None

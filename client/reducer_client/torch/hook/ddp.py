@@ -19,17 +19,29 @@ from torch.nn.parallel import DistributedDataParallel
 from reducer.wire.codes import DType, ReduceOp
 from reducer_client.dtypes import WireDtype, check_wire_dtype, is_quantised, narrow_to
 from reducer_client.group import Group
+from reducer_client.parts import Parts
 from reducer_client.torch.hook.narrowing import NarrowingGauge
 from reducer_client.torch.hook.residuals import Residuals
-from reducer_client.torch.tensors.cuda import CudaStaging, OnDone
+from reducer_client.torch.staging.staging import Stagings
+from reducer_client.torch.staging.transfer import OnDone
+from reducer_client.torch.tensors.host import carried_dtype, summable
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
 
-__all__ = ["ReductionState", "all_reduce_hook", "attach", "exchange", "next_number", "take"]
+__all__ = [
+    "ReductionState",
+    "all_reduce_hook",
+    "attach",
+    "average",
+    "exchange",
+    "next_number",
+    "take",
+]
 
 TensorFuture = torch.futures.Future[torch.Tensor]
-# submit(host, on_done) starts a collective on a host tensor, in place.
-Submit = Callable[[torch.Tensor, OnDone], object]
+# submit(host, on_done, parts) starts a collective on a host tensor, in place. There are parts only
+# if the exchange is sliced.
+Submit = Callable[[torch.Tensor, OnDone, Parts | None], object]
 
 _state_numbers: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = (
     weakref.WeakKeyDictionary()
@@ -97,10 +109,10 @@ class ReductionState:
         self.bytes_on_wire = 0
         self.narrowing = NarrowingGauge(wire_dtype)
         self.last_error: Exception | None = None
-        self._staging: dict[torch.device, CudaStaging] = {}
+        self.stagings = Stagings()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"group": None, "last_error": None, "_staging": {}}
+        return self.__dict__ | {"group": None, "last_error": None, "stagings": Stagings()}
 
     def joined_group(self) -> Group:
         """The group. Raises RuntimeError if the state was unpickled and has no new group yet."""
@@ -136,6 +148,7 @@ class ReductionState:
         bucket: int,
         on_done: OnDone,
         residual: torch.Tensor | None = None,
+        parts: Parts | None = None,
     ) -> Work[Any]:
         """Start the mean over all ranks of a bucket in contiguous CPU memory, in place."""
         group = self.joined_group()
@@ -143,26 +156,20 @@ class ReductionState:
         narrow = self.wire_dtype if host.dtype is torch.float32 else None
         held = DType[str(host.dtype).removeprefix("torch.").upper()]
         self.bytes_on_wire += narrow_to(ReduceOp.MEAN, held, narrow).bytes(host.numel())
-        is_bfloat16 = host.dtype is torch.bfloat16
-        array = (host.view(torch.uint16) if is_bfloat16 else host).numpy()
+        array, dtype = summable(host)
         return group.all_reduce(
             array,
             op="mean",
             key=f"{self.prefix}/bucket{bucket}",
             out=array,
             wire_dtype=narrow,
-            dtype="bfloat16" if is_bfloat16 else None,
+            dtype=dtype,
             residual=None if residual is None else residual.numpy(),
             priority=bucket if self.prioritize else 0,
+            parts=parts,
             on_done=on_done,
             timeout=self.timeout,
         )
-
-    def staging(self, device: torch.device) -> CudaStaging:
-        """The staging of a CUDA device, made at its first use."""
-        if device not in self._staging:
-            self._staging[device] = CudaStaging(device)
-        return self._staging[device]
 
 
 def all_reduce_hook(
@@ -174,10 +181,7 @@ def all_reduce_hook(
     Buckets are float32, float64, float16 or bfloat16, on the CPU or a CUDA device. Raises TypeError
     for sparse gradients.
     """
-    tensor, index, residual = take(state, bucket), bucket.index(), state.residual(bucket)
-    return exchange(
-        state, tensor, lambda host, on_done: state.submit(host, index, on_done, residual)
-    )
+    return average(state, take(state, bucket), bucket.index(), state.residual(bucket))
 
 
 def take(state: ReductionState, bucket: Any) -> torch.Tensor:
@@ -195,15 +199,42 @@ def take(state: ReductionState, bucket: Any) -> torch.Tensor:
     return tensor
 
 
-def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:
+def average(
+    state: ReductionState, tensor: torch.Tensor, bucket: int, residual: torch.Tensor | None = None
+) -> TensorFuture:
+    """Replace a bucket by its mean over all ranks. Errors as for ``exchange``."""
+    narrows = tensor.dtype is torch.float32 and state.wire_dtype not in (None, "float32")
+    # Only the gauge in host memory finds what overflows in float16.
+    carried = carried_dtype(tensor.dtype, state.wire_dtype) if tensor.is_cuda else None
+    if carried is torch.float16:
+        carried = None
+    if carried is not None:
+        state.narrowing.observe(tensor)
+    # The gauge and the error feedback read a bucket that is there as a whole.
+    sliced = residual is None and (carried is not None or not narrows)
+
+    def submit(host: torch.Tensor, on_done: OnDone, parts: Parts | None) -> object:
+        return state.submit(host, bucket, on_done, residual, parts)
+
+    return exchange(state, tensor, submit, carried, sliced)
+
+
+def exchange(
+    state: ReductionState,
+    tensor: torch.Tensor,
+    submit: Submit,
+    carried: torch.dtype | None = None,
+    sliced: bool = False,
+) -> TensorFuture:
     """Run a collective in place: on a CPU tensor itself, or on a host copy of a CUDA tensor.
 
-    Errors are kept in the state. They are raised here or by the returned future.
+    ``carried`` and ``sliced`` are those of ``Transfer``. Errors are kept in the state. They are
+    raised here or by the returned future.
     """
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
     try:
-        return _Exchange(state, tensor).start(submit)
+        return _Exchange(state, tensor).start(submit, carried, sliced)
     except Exception as error:
         state.last_error = error
         raise
@@ -279,17 +310,22 @@ class _Exchange:
         )
         self._error: Exception | None = None
 
-    def start(self, submit: Submit) -> TensorFuture:
-        if self._tensor.is_cuda:
-            packing = Packing([self._tensor])
-            self._state.staging(self._tensor.device).start(
-                packing, packing, lambda host, _, on_done: submit(host, on_done), self._complete
-            )
+    def start(self, submit: Submit, carried: torch.dtype | None, sliced: bool) -> TensorFuture:
+        staging = self._state.stagings.of(self._tensor.device)
+        if staging is None:
+            submit(self._tensor, self._complete, None)
         else:
-            submit(self._tensor, self._complete)
+
+            def on_host(
+                host: torch.Tensor, _: object, *, on_done: OnDone, parts: Parts | None = None
+            ) -> object:
+                return submit(host, on_done, parts)
+
+            packing = Packing([self._tensor])
+            staging.start(packing, packing, on_host, self._complete, carried, sliced)
         return self._finished.then(self._check)
 
-    # With CUDA the side stream is current, so that consumers of the future wait for that stream.
+    # With CUDA the stream back is current, so that consumers of the future wait for that stream.
     def _complete(self, handle: Any) -> None:
         try:
             self._error = handle.exception()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -31,14 +33,23 @@ class NarrowingGauge:
         if every < 1:
             raise ValueError(f"every={every}: expected 1 or more buckets")
         self.every = every
-        self.error: float | None = None
+        self._error: float | None = None
+        self._measured: tuple[torch.Tensor, torch.Tensor] | None = None
         self.overflows = 0
         self._wire_dtype = None if wire_dtype == "float32" else wire_dtype
         self._finds_overflow = wire_dtype == "float16"
         self._seen = 0
 
+    @property
+    def error(self) -> float | None:
+        self._settle()
+        return self._error
+
     def observe(self, bucket: torch.Tensor) -> None:
-        """Measure a bucket in host memory. Only float32 buckets are narrowed."""
+        """Measure a bucket. Only float32 buckets are narrowed.
+
+        The bucket is in host memory, or on a device if ``wire_dtype`` is ``"bfloat16"``.
+        """
         if self._wire_dtype is None or bucket.dtype is not torch.float32 or not bucket.numel():
             return
         if self._seen % self.every == 0:
@@ -48,10 +59,18 @@ class NarrowingGauge:
             self._find_overflow(bucket)
 
     def _measure(self, bucket: torch.Tensor) -> None:
-        norm = bucket.norm()
+        self._settle()
         lost = (_narrowed(bucket, self._wire_dtype) - bucket).norm()
-        if lost.isfinite():  # not finite if the bucket itself has NaN or Inf
-            self.error = float(lost / norm) if norm else 0.0
+        self._measured = lost, bucket.norm()
+
+    def _settle(self) -> None:
+        """Take over the last measurement, which may wait for a device."""
+        if self._measured is None:
+            return
+        lost, norm = (float(number) for number in self._measured)
+        self._measured = None
+        if math.isfinite(lost):  # not finite if the bucket itself has NaN or Inf
+            self._error = lost / norm if norm else 0.0
 
     def _find_overflow(self, bucket: torch.Tensor) -> None:
         least, greatest = bucket.aminmax()

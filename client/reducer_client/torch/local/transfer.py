@@ -9,8 +9,8 @@ import torch
 from reducer_client.dtypes import WireDtype
 from reducer_client.errors import NumericError
 from reducer_client.group import Group, wait_all_or_end
-from reducer_client.torch.tensors.cuda import CudaStaging
-from reducer_client.torch.tensors.reduction import Reduction
+from reducer_client.torch.staging.reduction import Reduction
+from reducer_client.torch.staging.staging import Stagings
 from reducer_client.work import Timeout, Work
 
 
@@ -26,15 +26,7 @@ class Link:
         self.group = group
         self.wire_dtype = wire_dtype
         self.timeout = timeout
-        self._stagings: dict[torch.device, CudaStaging] = {}
-
-    def staging(self, device: torch.device) -> CudaStaging | None:
-        """The staging of a CUDA device, made at its first use; None for the CPU."""
-        if device.type != "cuda":
-            return None
-        if device not in self._stagings:
-            self._stagings[device] = CudaStaging(device)
-        return self._stagings[device]
+        self.stagings = Stagings()
 
 
 class Transfer:
@@ -49,7 +41,7 @@ class Transfer:
         self._key = key
         self._flat = flat
         self._reduction: Reduction | None = None
-        staging = link.staging(flat.device)
+        staging = link.stagings.of(flat.device)
         if not flat.numel():  # a shard may be empty
             return
         narrow = link.wire_dtype if narrows and flat.dtype is torch.float32 else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reducer_client.torch.hook.ddp import ReductionState, exchange
+from reducer_client.torch.hook.ddp import ReductionState, average
 
 
 class Bucket:
@@ -54,9 +54,7 @@ class Bucket:
         self._missing = len(self.parameters)
         if self._filled is not None:  # by the stream of backward(), which is not this thread's
             torch.cuda.current_stream(self._flat.device).wait_event(self._filled)
-        self._exchange = exchange(
-            state, self._flat, lambda host, on_done: state.submit(host, self.index, on_done)
-        )
+        self._exchange = average(state, self._flat, self.index)
         self._exchange.add_done_callback(lambda _: on_end(self))
 
     def end(self) -> None:

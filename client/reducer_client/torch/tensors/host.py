@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.arrays import Array
-from reducer_client.dtypes import Op, find_reduction
+from reducer_client.dtypes import NARROW_NAMES, Op, WireDtype, find_reduction
 
 _FLOATS = ("float32", "float64", "float16")
 _INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -72,21 +72,42 @@ def _array(flat: torch.Tensor, dtype: np.dtype[Any]) -> Array:
     return np.asarray(_Memory(flat, dtype)) if flat.numel() else np.empty(0, dtype)
 
 
+def summable(flat: torch.Tensor, op: Op = "sum") -> tuple[Array, str | None]:
+    """A contiguous host tensor of floats or integers as ``array`` and ``dtype`` of a reduction.
+
+    Raises TypeError if the reducers do not support this dtype.
+    """
+    dtype = flat.dtype
+    if dtype in _BY_NAME:
+        declared, integers = _BY_NAME[dtype]
+        return _array(flat, integers), declared
+    if dtype not in _DTYPES:
+        supported = ", ".join(str(d) for d in (*_DTYPES, *_BY_NAME, *_COMPLEX))
+        raise TypeError(f"{op} of {dtype} tensors: expected one of {supported}")
+    return _array(flat, _DTYPES[dtype]), None
+
+
+def carried_dtype(dtype: torch.dtype, wire_dtype: WireDtype | None) -> torch.dtype | None:
+    """The dtype to which a device casts values that go to the wire in 16 bits; None: its own.
+
+    The bits are those of a cast on the host, for half of the bytes between device and host.
+    """
+    if dtype is not torch.float32 or wire_dtype not in NARROW_NAMES:
+        return None
+    narrow: torch.dtype = getattr(torch, str(wire_dtype))
+    return narrow
+
+
 def reducible(flat: torch.Tensor, op: Any) -> Reducible:
     """The arguments that reduce a contiguous host tensor with a ``ReduceOp``.
 
     Raises TypeError if the reducers do not support this dtype.
     """
-    name, dtype = _OPS[op.op], flat.dtype
-    if dtype in _COMPLEX and name in ("sum", "mean"):
-        dtype = _COMPLEX[dtype]
-    if dtype in _BY_NAME:
-        declared, integers = _BY_NAME[dtype]
-        return Reducible(_array(flat, integers), name, declared)
-    if dtype not in _DTYPES:
-        supported = ", ".join(str(d) for d in (*_DTYPES, *_BY_NAME, *_COMPLEX))
-        raise TypeError(f"{name} of {flat.dtype} tensors: expected one of {supported}")
-    return Reducible(_array(flat, _DTYPES[dtype]), name, None)
+    name = _OPS[op.op]
+    if flat.dtype in _COMPLEX and name in ("sum", "mean"):
+        flat = flat.view(_COMPLEX[flat.dtype])
+    array, declared = summable(flat, name)
+    return Reducible(array, name, declared)
 
 
 def check_reducible(dtype: torch.dtype, op: Any) -> None:

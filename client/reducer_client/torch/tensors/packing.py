@@ -32,6 +32,10 @@ class Packing:
     def device(self) -> torch.device:
         return self.tensors[0].device
 
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
     def alone(self) -> torch.Tensor | None:
         """The flat view of the only tensor, or None if the tensors need packing."""
         only = self.tensors[0]

@@ -9,7 +9,9 @@ import torch
 
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.group import Group
-from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.parts import Parts
+from reducer_client.torch.staging.staging import Staging
+from reducer_client.torch.tensors.host import carried_dtype, summable
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
 
@@ -40,15 +42,19 @@ class Reduction:
         self.work: Work[Any] | None = None
 
     def start(
-        self, source: torch.Tensor, target: torch.Tensor, staging: CudaStaging | None
+        self, source: torch.Tensor, target: torch.Tensor, staging: Staging | None
     ) -> Reduction:
         """Start it. ``staging`` copies the tensors to the host and back; None on the CPU."""
         if staging is None:
             self._waitable = self._submit(source, target)
             return self
         read = Packing([source])
-        write = read if source is target else Packing([target])
-        self._waitable = staging.start(read, write, self._submit, lambda transfer: None)
+        in_place = source is target
+        write = read if in_place else Packing([target])
+        self._waitable = staging.start(
+            read, write, self._submit, lambda transfer: None,
+            carried_dtype(source.dtype, self._wire_dtype), sliced=in_place,
+        )  # fmt: skip
         return self
 
     def wait(self, timeout: Timeout | None = None) -> None:
@@ -59,16 +65,20 @@ class Reduction:
         self,
         source: torch.Tensor,
         target: torch.Tensor,
+        *,
         on_done: Callable[[Work[Any]], None] | None = None,
+        parts: Parts | None = None,
     ) -> Work[Any]:
         def done(work: Work[Any]) -> None:
             self.work = work  # `wait` may return before all_reduce does on the stager thread
             if on_done is not None:
                 on_done(work)
 
+        array, dtype = summable(source)
         self.work = self._group.all_reduce(
-            source.numpy(), self._op, key=self._key, out=target.numpy(),
-            wire_dtype=self._wire_dtype, on_done=None if on_done is None else done,
-            timeout=self._timeout,
+            array, self._op, key=self._key,
+            out=array if source is target else summable(target)[0],
+            wire_dtype=self._wire_dtype if source.dtype is torch.float32 else None, dtype=dtype,
+            parts=parts, on_done=None if on_done is None else done, timeout=self._timeout,
         )  # fmt: skip
         return self.work
