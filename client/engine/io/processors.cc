@@ -53,10 +53,10 @@ std::vector<std::string> names_in(const std::string& folder) {
 }  // namespace
 
 Nic find_nic(const std::string& source, const std::string& sys) {
-  const std::string all = sys + "/class/net";
+  const std::string all = sys + "/class/net/";
   Nic fastest;
   for (const std::string& name : names_in(all)) {
-    const Nic nic = read_nic(all + "/" + name);
+    const Nic nic = read_nic(all + name);
     if (name == source) return nic;
     if (nic.megabits > fastest.megabits) fastest = nic;
   }
@@ -80,10 +80,13 @@ cpu_set_t near_node(const cpu_set_t& all, int node, const std::string& sys) {
   cpu_set_t near;
   CPU_ZERO(&near);
   for (std::string range; std::getline(file, range, ',');) {
-    const int first = std::atoi(range.c_str());
+    const long first = std::strtol(range.c_str(), nullptr, 10);
     const size_t dash = range.find('-');
-    const int last = dash == range.npos ? first : std::atoi(range.c_str() + dash + 1);
-    for (int cpu = std::max(0, first); cpu <= last && cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, &near);
+    const bool alone = dash == range.npos;
+    const long last = alone ? first : std::strtol(range.c_str() + dash + 1, nullptr, 10);
+    for (long cpu = std::max(0L, first); cpu <= last && cpu < CPU_SETSIZE; ++cpu) {
+      CPU_SET(static_cast<int>(cpu), &near);
+    }
   }
   CPU_AND(&near, &near, &all);
   return CPU_COUNT(&near) > 0 ? near : all;

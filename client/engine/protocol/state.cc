@@ -82,10 +82,10 @@ std::optional<Failure> State::too_old(uint32_t minor, const std::string& what) c
   const std::string major = std::to_string(kProtocolMajor) + ".";
   for (const Lane* lane : lanes_.all()) {
     if (!lane->welcomed() || lane->welcome.minor >= minor) continue;
-    return Failure(ErrorCode::kVersion, lane->name + " speaks protocol " + major +
-                                            std::to_string(lane->welcome.minor) + "; " + what +
-                                            " " + major + std::to_string(minor) +
-                                            ": upgrade that reducer to this release");
+    std::string text = lane->name + " speaks protocol " + major;
+    text += std::to_string(lane->welcome.minor) + "; " + what;
+    text += " " + major + std::to_string(minor) + ": upgrade that reducer to this release";
+    return Failure(ErrorCode::kVersion, text);
   }
   return std::nullopt;
 }
