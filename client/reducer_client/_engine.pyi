@@ -109,6 +109,9 @@ class Engine:
         stochastic: bool = False,
         filled: int | None = None,
         part: int = 0,
+        slices: Buffer | None = None,
+        slice: int = 0,
+        gate: Buffer | None = None,
     ) -> Operation:
         """Submit one round.
 
@@ -124,6 +127,9 @@ class Engine:
         For an all-reduce in place: with `filled`, only the first elements are there yet, and `fill`
         announces the others. With `part` and `notify`, `next_event` also returns the operation
         whenever that many more elements of the result have arrived.
+
+        `slices`, `slice` and `gate` are those of `DeviceWords`: 4 aligned bytes each, and a number.
+        `source` is then read until the operation is done.
 
         Raises ValueError or BufferError for bad arguments, and EngineError when the group has
         ended.

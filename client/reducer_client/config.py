@@ -63,6 +63,8 @@ MAX_IO_THREADS = 16
 
 OnOverflow = Literal["flag", "error"]
 OnNonfinite = Literal["propagate", "error"]
+CudaWait = Literal["host", "stream"]
+_CUDA_QUEUES = 8  # CUDA's default
 Transport = Literal["auto", "tcp"]
 
 
@@ -95,6 +97,7 @@ class Settings:
     digest_every: int
     io_threads: int
     timeline: str
+    cuda_wait: CudaWait
 
 
 def find_dedicated(
@@ -191,7 +194,25 @@ def resolve(
         digest_every=_resolve_digest_every(env, digest_every),
         io_threads=_resolve_io_threads(env, io_threads),
         timeline=env.get("REDUCER_TIMELINE", "") if timeline is None else os.fspath(timeline),
+        cuda_wait=resolve_cuda_wait(env),
     )
+
+
+def resolve_cuda_wait(environ: Mapping[str, str]) -> CudaWait:
+    """Who waits for results on CUDA devices: ``REDUCER_CUDA_WAIT``, else the host.
+
+    With fewer than 8 hardware queues (``CUDA_DEVICE_MAX_CONNECTIONS``) two streams may share one,
+    so that a stream that waits for a result could hold up the values that the others wait for. Then
+    the host waits in any case.
+
+    Raises ValueError, which names the bad value.
+    """
+    text = environ.get("REDUCER_CUDA_WAIT", "") or "host"
+    if text not in get_args(CudaWait):
+        raise ValueError(f"REDUCER_CUDA_WAIT={text!r}: expected one of {get_args(CudaWait)}")
+    queues = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "") or "8"
+    is_few = not queues.isdecimal() or int(queues) < _CUDA_QUEUES
+    return "host" if is_few else cast("CudaWait", text)
 
 
 def resolve_seconds(

@@ -30,7 +30,7 @@ from reducer_client.feedback import feedback_of, feedbacks_of
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.interrupts import EndOnInterrupt
-from reducer_client.parts import Parts
+from reducer_client.parts import DeviceWords, Parts
 from reducer_client.reports import StallReports
 from reducer_client.work import Timeout, Work, WorkContext
 
@@ -130,6 +130,7 @@ class Group:
         residual: Array | None = None,
         priority: int = 0,
         parts: Parts | None = None,
+        words: DeviceWords | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -155,6 +156,7 @@ class Group:
                 order in which they were made. Ranks may use different priorities.
             parts: how the array is filled and emptied during the call, if ``out`` is ``array`` and
                 there is no ``residual``.
+            words: instead of ``parts``, for an array that a device fills.
             on_done: function that is called with the work, on a thread of the client, when the work
                 has succeeded or failed. If the work is not done within ``timeout``, it fails with
                 RoundTimeoutError and the group ends, because otherwise the buffers would never be
@@ -191,6 +193,7 @@ class Group:
                 residual=feedback,
                 priority=priority,
                 parts=parts,
+                words=words,
                 on_done=on_done,
                 timeout=timeout,
             ),
@@ -312,6 +315,7 @@ class Group:
         key: str | None = None,
         out: object | None = None,
         *,
+        words: DeviceWords | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -321,7 +325,7 @@ class Group:
             array: an array of equal shape and dtype on all ranks. The dtype may not contain Python
                 objects.
             out: array or buffer for the result. By default a new array.
-            on_done, timeout: as for ``all_reduce``.
+            words, on_done, timeout: as for ``all_reduce``.
 
         Returns:
             Work whose result has shape ``(world_size, *array.shape)``, in the order of the ranks.
@@ -339,6 +343,7 @@ class Group:
                 count=count,
                 source=source,
                 target=target_array(out, (self.world_size, *source.shape), source.dtype),
+                words=words,
                 on_done=on_done,
                 timeout=timeout,
             ),
@@ -354,6 +359,7 @@ class Group:
         *,
         dtype: str | None = None,
         residual: Array | None = None,
+        words: DeviceWords | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -361,7 +367,7 @@ class Group:
 
         Args:
             array: its first axis, of length n, must be divisible by the world size.
-            op, wire_dtype, dtype, residual, on_done, timeout: as for ``all_reduce``.
+            op, wire_dtype, dtype, residual, words, on_done, timeout: as for ``all_reduce``.
             out: array or buffer for the result. By default a new array.
 
         Returns:
@@ -393,6 +399,7 @@ class Group:
                 source=source,
                 target=target,
                 residual=feedback,
+                words=words,
                 on_done=on_done,
                 timeout=timeout,
             ),
@@ -514,6 +521,7 @@ class Group:
         root: int = 0,
         priority: int = 0,
         parts: Parts | None = None,
+        words: DeviceWords | None = None,
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
@@ -539,6 +547,7 @@ class Group:
                 wire.stochastic,
                 None if parts is None else parts.filled,
                 0 if parts is None else parts.size,
+                *(() if words is None else (words.slices, words.slice, words.gate)),
             )
             if self._traces:
                 self._trace(operation, collective, wire.dtype, count)

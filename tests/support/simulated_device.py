@@ -8,6 +8,7 @@ work that does not wait for what it needs finds wrong bytes in some schedule.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,6 +125,17 @@ class SimulatedDevice:
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
 
+    def can_order(self) -> bool:
+        return True
+
+    def queue_write(self, stream: SimulatedStream, word: torch.Tensor, value: int) -> None:
+        if not self.omits("queue_write"):
+            stream.queue.append((None, lambda: word.fill_(value)))
+
+    def queue_wait(self, stream: SimulatedStream, word: torch.Tensor) -> None:
+        if not self.omits("queue_wait"):
+            stream.queue.append((lambda: int(word) >= 1, lambda: None))
+
     def check_start(self) -> None: ...
 
     # --- the program's memory ---
@@ -155,8 +167,8 @@ class SimulatedDevice:
         if not ready:
             raise DeadlockError
         (stream,) = self.random.choices(ready, [stream.speed for stream in ready])
-        _, work = stream.queue.popleft()
-        work()
+        stream.queue[0][1]()
+        stream.queue.popleft()  # when the work has been done: `synchronize` looks at the queue
 
     def synchronize(self) -> None:
         """Run all work."""
@@ -167,6 +179,35 @@ class SimulatedDevice:
         call = f"{method}@{sys._getframe(2).f_code.co_name}"
         self.calls.add(call)
         return call == self._omitted
+
+
+class ThreadedDevice(SimulatedDevice):
+    """A device that works by itself, on a thread, while the program goes on."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.meanwhile = self.wait_briefly
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="simulated-device")
+        self._thread.start()
+
+    def synchronize(self) -> None:
+        while any(stream.queue for stream in self._streams):
+            self.wait_briefly()
+
+    def wait_briefly(self) -> None:
+        self._ends.wait(0.0005)
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self.step()
+            except DeadlockError:
+                self.wait_briefly()
 
 
 class ImmediateDevice(SimulatedDevice):

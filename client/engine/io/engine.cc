@@ -74,12 +74,16 @@ std::optional<std::string> Engine::check(const Submission& submission) const {
 std::optional<Failure> Engine::submit(const Submission& submission, OperationRef* operation) {
   RoundRef round;
   bool lent = false;
+  const bool watched = submission.words.slices != nullptr;
+  if (watched) shared_.arrivals.start();
   {
     const Change change(&shared_, nullptr);
     if (auto failure = state_.submit(submission, monotonic(), &round)) return failure;
     lent = round->source != nullptr;
+    if (watched) state_.use(round.get());
   }
   *operation = round->operation;
+  if (watched) watch(round, submission.words);
   if (lent) return std::nullopt;  // the thread that sends a chunk copies it first
   try {
     publish(submission, round);
@@ -87,6 +91,18 @@ std::optional<Failure> Engine::submit(const Submission& submission, OperationRef
     shared_.fail_for_memory();
   }
   return std::nullopt;
+}
+
+void Engine::watch(const RoundRef& round, const DeviceWords& words) {
+  bool watches = false;
+  try {
+    watches = shared_.arrivals.watch(round, words);
+  } catch (const std::bad_alloc&) {
+    shared_.fail_for_memory();
+  }
+  if (watches) return;
+  const Change change(&shared_, nullptr);
+  state_.let_go(round.get());
 }
 
 void Engine::publish(const Submission& submission, const RoundRef& round) {

@@ -79,6 +79,7 @@ class Engine {
  private:
   void start_loops();
   void stop_loops(const std::string& timed_out);
+  void watch(const RoundRef& round, const DeviceWords& words);
   void publish(const Submission& submission, const RoundRef& round);
 
   Shared shared_;

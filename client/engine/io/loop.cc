@@ -2,7 +2,6 @@
 #include "io/loop.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include "io/connection.h"
 #include "io/fork.h"
 #include "io/processors.h"
+#include "io/threads.h"
 
 namespace ors {
 namespace {
@@ -44,19 +44,8 @@ void Loop::open() {
   }
 }
 
-// The thread inherits a full signal mask, so that the program's signal handlers never run in it.
 void Loop::start() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw std::system_error(error.code(), "the engine cannot start a thread (see ulimit -u)");
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_thread([this] { run(); });
 }
 
 void Loop::join() {
@@ -118,6 +107,7 @@ void Loop::run() {
     trust->tls.reset();
   }
   state_.pool->trim();
+  shared_.arrivals.end();
   shared_.events.end();
   const auto lock = shared_.lock();
   shared_.ended = true;

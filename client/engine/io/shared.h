@@ -32,6 +32,7 @@
 //    enter epoll_wait while a driver sleeps there, because it could take that wake-up.
 //  - The first loop runs the timers of State and writes the timeline. The last loop that ends
 //    forgets the key and the certificates.
+//  - The thread of the arrivals reads the caller's words, as a user of the rounds that it watches.
 //  - Any thread may submit. It calls State::submit and State::ready under `mutex`, and copy_chunk()
 //    without. Chunks become ready one by one, so that the first are sent while the rest are copied.
 //    Chunks of a lent source are copied by the thread that sends them.
@@ -52,6 +53,7 @@
 
 #include "crypto/handshake.h"
 #include "crypto/tls.h"
+#include "io/arrivals.h"
 #include "io/event_queue.h"
 #include "io/timeline.h"
 #include "protocol/state.h"
@@ -100,6 +102,7 @@ struct Shared {
   Trust hosted;
   std::unique_ptr<Timeline> timeline;  // used by the first loop only; then by the last that ends
   EventQueue events;
+  Arrivals arrivals{this};
 
   std::atomic<uint64_t> bytes_sent{0};
   std::atomic<uint64_t> bytes_received{0};

@@ -2,6 +2,7 @@
 // data; the rules are in rounds.cc, results.cc and sending.cc.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -92,7 +93,8 @@ struct Round {
   uint8_t* target = nullptr;
   uint32_t users = 0;
   uint64_t filled = ~uint64_t{0};
-  uint64_t part = 0;        // see Submission
+  uint64_t part = 0;  // see Submission
+  std::atomic<uint32_t>* gate = nullptr;
   uint32_t first_open = 0;  // all chunks before this one are held; counted only with `part`
   OperationRef operation;
   std::vector<Chunk> chunks;

@@ -59,11 +59,13 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
   // A chunk with a residual is copied by the submitter, exactly once. Of two senders each could
   // copy it, if it moves to another lane.
-  const bool fills = s.filled < s.descriptor.count;
+  const uint64_t filled = s.words.slices == nullptr ? s.filled : 0;
+  const bool fills = filled < s.descriptor.count;
   const bool later = (s.lent || in_place) && s.residual == nullptr && (plan->chunks() > 1 || fills);
   if (later) round->source = s.source;
-  if (fills) round->filled = s.filled;
+  if (fills) round->filled = filled;
   round->part = s.part;
+  round->gate = s.words.gate;
   round->operation = s.operation ? s.operation : std::make_shared<Operation>(s.key, s.notify);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
@@ -179,9 +181,12 @@ void Rounds::fill(const Operation& operation, uint64_t elements) {
   if (key == nullptr) return;
   const auto found = key->rounds.find(operation.round());
   if (found == key->rounds.end() || found->second->operation.get() != &operation) return;
-  Round& round = *found->second;
-  round.filled = std::max(round.filled, elements);
-  for (const auto& share : round.shares) {
+  fill(found->second.get(), elements);
+}
+
+void Rounds::fill(Round* round, uint64_t elements) {
+  round->filled = std::max(round->filled, elements);
+  for (const auto& share : round->shares) {
     if (share->to_copy()) lanes_.kick(share->lane);
   }
 }
@@ -240,6 +245,10 @@ std::vector<SumSet> Rounds::sets_of(const Round& round) {
 
 // Ends the operation: the memory is the caller's again.
 void Rounds::give_back(Round* round) {
+  if (round->gate != nullptr) {
+    round->gate->store(round->failure ? DeviceWords::kFailed : DeviceWords::kDone,
+                       std::memory_order_release);
+  }
   round->source = round->target = nullptr;
   round->operation->finish(std::move(round->failure), round->flags, round->culprit,
                            sets_of(*round));

@@ -41,6 +41,7 @@ class Rounds {
   const Lane* ready(const RoundRef& round, uint32_t chunk, ChunkCopy copy);
   // The source of the operation holds this many of its elements; see Submission::filled.
   void fill(const Operation& operation, uint64_t elements);
+  void fill(Round* round, uint64_t elements);
   void progress(Round* round);
   // A receiver or a copying thread uses the caller's memory, or no longer does.
   void use(Round* round) { ++round->users; }

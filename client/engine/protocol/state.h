@@ -94,6 +94,10 @@ class State {
   }
 
   void fill(const Operation& operation, uint64_t elements) { rounds_.fill(operation, elements); }
+  // A thread watches the source of the round; until let_go() the caller's memory is in use.
+  void use(Round* round) { rounds_.use(round); }
+  void fill(Round* round, uint64_t elements) { rounds_.fill(round, elements); }
+  void let_go(Round* round) { rounds_.let_go(round); }
 
   // --- received frames ---
   // Handles the frames in order and sets the targets of the results that begin. Every result must

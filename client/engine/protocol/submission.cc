@@ -41,12 +41,16 @@ std::optional<std::string> check_residual(const Submission& s) {
 
 // A source that fills up is read later, once, and in the order of its elements.
 std::optional<std::string> check_parts(const Submission& s) {
-  if (s.filled == kAllFilled && s.part == 0) return std::nullopt;
-  if (s.descriptor.collective != kAllReduce) {
+  const bool watched = s.words.slices != nullptr;
+  if (watched && s.words.slice == 0) return "a slice of 0 elements";
+  const bool sliced = watched && s.words.slice < s.descriptor.count;
+  const bool fills = s.filled != kAllFilled;
+  if (!fills && !watched && s.part == 0) return std::nullopt;
+  if ((fills || sliced || s.part != 0) && s.descriptor.collective != kAllReduce) {
     return "parts are for all_reduce, got collective " + std::to_string(s.descriptor.collective);
   }
   const bool is_kept = (s.lent || s.source == s.target) && s.residual == nullptr;
-  if (s.filled == kAllFilled || is_kept) return std::nullopt;
+  if ((!fills && !watched) || is_kept) return std::nullopt;
   return "a source that fills up must be the target, without a residual";
 }
 

@@ -1,6 +1,7 @@
 // A caller's submission and its checks.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,20 @@
 namespace ors {
 
 constexpr uint64_t kAllFilled = ~uint64_t{0};
+
+// Two words in memory that a device shares with the host. With them a round begins and ends without
+// a thread of the caller, which may be waiting for the device, and without the interpreter.
+struct DeviceWords {
+  // Null, or how many slices of the source are there, of `slice` elements each; the last one may be
+  // shorter. The engine watches the word. The source must be lent or be the target, without a
+  // residual, and with several slices the round must be an all-reduce.
+  const std::atomic<uint32_t>* slices = nullptr;
+  uint64_t slice = 0;
+  // Null, or 0, and becomes one of these when the operation is done.
+  static constexpr uint32_t kDone = 1;
+  static constexpr uint32_t kFailed = 2;
+  std::atomic<uint32_t>* gate = nullptr;
+};
 
 struct Submission {
   Descriptor descriptor;
@@ -35,6 +50,7 @@ struct Submission {
   uint64_t filled = kAllFilled;
   // Elements of the result of an all-reduce between two signs of progress; 0: no signs.
   uint64_t part = 0;
+  DeviceWords words;
   OperationRef operation;  // to finish; null: a new one is created
 };
 

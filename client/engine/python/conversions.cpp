@@ -80,6 +80,17 @@ Submission make_submission(int collective, int op, int dtype, bool wide, const s
   return s;
 }
 
+std::atomic<uint32_t>* pin_word(nb::object word, std::unique_ptr<Pin>* pin) {
+  if (word.is_none()) return nullptr;
+  *pin = std::make_unique<Pin>(word, true);
+  const auto address = reinterpret_cast<uintptr_t>((*pin)->data());
+  if ((*pin)->size() != sizeof(uint32_t) || address % alignof(uint32_t) != 0) {
+    throw nb::value_error("a word of a device: expected 4 aligned bytes");
+  }
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+  return reinterpret_cast<std::atomic<uint32_t>*>((*pin)->data());
+}
+
 nb::object to_python(const Value& value) {
   using Type = Value::Type;
   switch (value.type) {

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +37,9 @@ Submission make_submission(int collective, int op, int dtype, bool wide, const s
                            int64_t root, uint64_t count, nb::object source, nb::object target,
                            bool notify, int32_t priority, nb::object residual, bool stochastic,
                            Pins* pins);
+
+// Pins a word of DeviceWords; null for None.
+std::atomic<uint32_t>* pin_word(nb::object word, std::unique_ptr<Pin>* pin);
 
 nb::object to_python(const Value& value);
 nb::list losses_of(const Route& route);                  // (epoch, rank)

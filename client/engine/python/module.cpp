@@ -90,7 +90,8 @@ class PyEngine {
   nb::object submit(int collective, int op, int dtype, bool wide, const std::string& key,
                     int64_t root, uint64_t count, nb::object source, nb::object target, bool notify,
                     int32_t priority, nb::object residual, bool stochastic,
-                    std::optional<uint64_t> filled, uint64_t part) {
+                    std::optional<uint64_t> filled, uint64_t part, nb::object slices,
+                    uint64_t slice, nb::object gate) {
     Engine& engine = alive();
     reap();
     auto pins = std::make_shared<Pins>();
@@ -99,6 +100,8 @@ class PyEngine {
                         priority, residual, stochastic, pins.get());
     submission.filled = filled.value_or(kAllFilled);
     submission.part = part;
+    submission.words = {pin_word(slices, &pins->slices), slice, pin_word(gate, &pins->gate)};
+    submission.lent = submission.words.slices != nullptr;
     if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
     // After engine.submit() the engine may write to the target, so all that can fail comes before.
     submission.operation = std::make_shared<Operation>(key, notify);
@@ -119,9 +122,9 @@ class PyEngine {
       notified_.erase(submission.operation.get());
       raise(*failure);
     }
-    pins->source.reset();  // already copied, or the same memory as the target
+    if (!submission.lent) pins->source.reset();  // copied, or the same memory as the target
     pins->residual.reset();
-    if (pins->target) pinned_.splice(pinned_.end(), pinned);
+    if (pins->target || submission.lent) pinned_.splice(pinned_.end(), pinned);
     return object;
   }
 
@@ -265,7 +268,7 @@ class PyEngine {
       }
       it = next;
     }
-    for (const Pinned& entry : done) entry.second->target.reset();
+    for (const Pinned& entry : done) entry.second->release();
   }
 
   void leave_behind() {
@@ -388,7 +391,8 @@ NB_MODULE(_engine, m) {
            nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
            nb::arg("priority") = 0, nb::arg("residual").none() = nb::none(),
            nb::arg("stochastic") = false, nb::arg("filled").none() = nb::none(),
-           nb::arg("part") = 0)
+           nb::arg("part") = 0, nb::arg("slices").none() = nb::none(), nb::arg("slice") = 0,
+           nb::arg("gate").none() = nb::none())
       .def("fill", &PyEngine::fill, nb::arg("operation"), nb::arg("elements"))
       .def("wait", &PyEngine::wait, nb::arg("operation"), nb::arg("timeout").none() = nb::none())
       .def("next_event", &PyEngine::next_event, nb::arg("timeout"))

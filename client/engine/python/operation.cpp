@@ -20,7 +20,7 @@ PyOperation::~PyOperation() {
 bool PyOperation::forked() const { return may_block_ && fork_generation() != generation_; }
 
 void PyOperation::release_if_done() {
-  if (operation_->done()) pins_->target.reset();
+  if (operation_->done()) pins_->release();
 }
 
 bool PyOperation::done() {

@@ -38,6 +38,12 @@ struct Pins {
   std::unique_ptr<Pin> source;
   std::unique_ptr<Pin> target;
   std::unique_ptr<Pin> residual;
+  std::unique_ptr<Pin> slices;
+  std::unique_ptr<Pin> gate;
+
+  void release() {  // what an operation uses until it is done
+    for (auto* pin : {&source, &target, &slices, &gate}) pin->reset();
+  }
 };
 
 }  // namespace ors::python

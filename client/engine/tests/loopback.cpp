@@ -55,6 +55,51 @@ void test_many_threads() {
   CHECK(first.byes() == kWorld && second.byes() == kWorld);
 }
 
+// The caller of an all-reduce in place on an array that "a device" fills and empties: this thread.
+void check_words(ors::Engine* engine, int rounds, size_t count) {
+  constexpr size_t kSlice = 20000;
+  std::vector<float> array(count);
+  std::atomic<uint32_t> slices{0};
+  std::atomic<uint32_t> gate{0};
+  for (int round = 0; round < rounds; ++round) {
+    slices = gate = 0;
+    ors::Submission s = all_reduce("words", array, &array);
+    s.words = {&slices, kSlice, &gate};
+    ors::OperationRef operation;
+    CHECK(!engine->check(s));
+    CHECK(!engine->submit(s, &operation));
+    for (size_t at = 0; at < count; ++at) {
+      array[at] = static_cast<float>(round + 1);
+      if (at + 1 == count || (at + 1) % kSlice == 0)
+        slices = static_cast<uint32_t>(at / kSlice + 1);
+    }
+    while (gate == 0) std::this_thread::yield();
+    CHECK(gate == ors::DeviceWords::kDone);
+    for (const float value : array) CHECK(value == 2.0f * static_cast<float>(round + 1));
+  }
+}
+
+void test_device_words() {
+  Server first(0, 2);
+  Server second(1, 2);
+  Engines engines = join({first.address(), second.address()});
+  std::vector<std::thread> threads;
+  for (const auto& engine : engines) {
+    threads.emplace_back([&engine] { check_words(engine.get(), 20, 70001); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // A device that stands still does not keep an engine from ending.
+  std::vector<float> array(70001);
+  std::atomic<uint32_t> slices{0};
+  std::atomic<uint32_t> gate{0};
+  ors::Submission s = all_reduce("words", array, &array);
+  s.words = {&slices, 70001, &gate};
+  ors::OperationRef operation;
+  CHECK(!engines[0]->submit(s, &operation));
+  engines[0]->abort();
+  CHECK(operation->done() && gate == ors::DeviceWords::kFailed);
+}
+
 void test_lost_connections() {
   Server server(0, 1);
   Engines engines = join({server.address()});
@@ -294,6 +339,7 @@ void test_the_key_is_zeroed() {
 
 int main() {
   test_many_threads();
+  test_device_words();
   test_lost_connections();
   test_lost_reducer();
   test_target_is_let_go();

@@ -224,9 +224,8 @@ inline ors::Options options(uint32_t rank, std::vector<std::string> addresses) {
   return o;
 }
 
-inline ors::OperationRef submit(ors::Engine* engine, const std::string& key,
-                                const std::vector<float>& source, std::vector<float>* target,
-                                std::optional<ors::Failure>* failure) {
+inline ors::Submission all_reduce(const std::string& key, const std::vector<float>& source,
+                                  std::vector<float>* target) {
   ors::Submission s;
   s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, source.size(), 0};
   s.key = key;
@@ -234,6 +233,13 @@ inline ors::OperationRef submit(ors::Engine* engine, const std::string& key,
   s.source_bytes = source.size() * sizeof(float);
   s.target = reinterpret_cast<uint8_t*>(target->data());
   s.target_bytes = s.source_bytes;
+  return s;
+}
+
+inline ors::OperationRef submit(ors::Engine* engine, const std::string& key,
+                                const std::vector<float>& source, std::vector<float>* target,
+                                std::optional<ors::Failure>* failure) {
+  ors::Submission s = all_reduce(key, source, target);
   s.notify = true;
   ors::OperationRef operation;
   *failure = engine->submit(s, &operation);

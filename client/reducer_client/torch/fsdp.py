@@ -35,7 +35,8 @@ def attach_fsdp(
     FSDP's reduce-scatter gives each rank the mean of its shard over the ranks of its host. The hook
     then takes the mean over the ranks that have the same shard on the other hosts. The result is
     the mean over all ranks, unless ``set_gradient_divide_factor`` is used. The backward pass waits
-    for each reduction; on CUDA only the stream waits for the copy back to the device.
+    for each reduction. On CUDA the host waits until a mean is in host memory, and the stream for
+    the copy to the device; with ``REDUCER_CUDA_WAIT=stream`` only the stream waits.
 
     Args:
         model: module on which ``fully_shard`` was called with a mesh of one host's ranks.

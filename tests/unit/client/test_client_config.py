@@ -205,6 +205,7 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
         (BASE | {"REDUCER_WAIT": "0"}, "REDUCER_WAIT='0': expected seconds above 0"),
         (BASE | {"REDUCER_DIGEST_EVERY": "x"}, "^REDUCER_DIGEST_EVERY='x': expected an integer"),
         (BASE | {"REDUCER_IO_THREADS": "-1"}, "^io_threads=-1: expected 1 to 16"),
+        (BASE | {"REDUCER_CUDA_WAIT": "gpu"}, r"^REDUCER_CUDA_WAIT='gpu': expected one of \("),
         ({k: v for k, v in BASE.items() if k != "REDUCER_JOB"}, "REDUCER_JOB"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_ADDRS"}, "REDUCER_ADDRS"),
     ],
@@ -220,3 +221,14 @@ def test_a_bad_variable_is_named(environ: dict[str, str], text: str) -> None:
 def test_a_source_is_an_address_of_this_machine_or_an_interface(source: str, kept: str) -> None:
     assert resolve(BASE | {"REDUCER_SOURCE": source}).source == kept
     assert resolve(BASE | {"REDUCER_SOURCE": "nonsense"}, source=source).source == kept
+
+
+@pytest.mark.parametrize(
+    ("queues", "expected"), [("", "stream"), ("8", "stream"), ("32", "stream"), ("1", "host")]
+)
+def test_the_host_waits_where_streams_may_share_a_hardware_queue(
+    queues: str, expected: str
+) -> None:
+    environ = BASE | {"REDUCER_CUDA_WAIT": "stream", "CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    assert resolve(environ=environ).cuda_wait == expected
+    assert resolve(environ=BASE).cuda_wait == "host"

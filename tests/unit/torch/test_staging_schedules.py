@@ -4,6 +4,7 @@ bytes; and each wait of the staging is needed for that."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
-from reducer_client.parts import Parts
+from reducer_client.errors import ReducerError
+from reducer_client.parts import DeviceWords, Parts
 from reducer_client.torch.staging import transfer
 from reducer_client.torch.staging.staging import Staging
+from reducer_client.torch.staging.transfer import Way
 from reducer_client.torch.tensors.packing import Packing
 from tests.support.counts import LONG
 from tests.support.simulated_device import DeadlockError, SimulatedDevice
@@ -24,6 +27,7 @@ SLICE = 16  # bytes
 CALLS = 6
 SIZES = (1, 4, 7, 12)
 GARBAGE = 99
+MOST_STEPS = 10_000  # a schedule has about 300
 
 
 def _result(value: Any) -> Any:
@@ -34,8 +38,17 @@ def _result(value: Any) -> Any:
 class _Round:
     """A round of the reducers, which reads what has come and writes results, piece by piece."""
 
-    def __init__(self, read: Any, write: torch.Tensor, on_done: Any, parts: Parts | None) -> None:
+    def __init__(
+        self,
+        read: Any,
+        write: torch.Tensor,
+        on_done: Any,
+        parts: Parts | None,
+        words: DeviceWords | None,
+        fails: bool,
+    ) -> None:
         self._read, self._write, self._on_done, self._parts = read, write, on_done, parts
+        self._words, self._fails = words, fails
         self._filled = write.numel() if parts is None else parts.filled
         self._at = 0
         self._told = 0
@@ -43,22 +56,32 @@ class _Round:
     def fill(self, elements: int) -> None:
         self._filled = elements
 
-    def exception(self) -> None: ...
+    def exception(self) -> Exception | None:
+        return ReducerError("as the test wants") if self._fails else None
 
     def step(self) -> bool:
         """Go on by one element, if it is there. Returns whether the round is over."""
+        if self._words is not None:
+            self._filled = int(self._words.slices[0]) * self._words.slice
+        if self._fails and self._at == self._write.numel() // 2:
+            return self._end()
         if self._at < min(self._filled, self._write.numel()):
             at = slice(self._at, self._at + 1)
             self._write[at] = _result(0 if self._read is None else self._read[at])
             self._at += 1
         if self._at == self._write.numel():
-            self._on_done(self)
-            return True
+            return self._end()
         parts = self._parts
         if parts is not None and parts.on_part is not None and self._at - self._told >= parts.size:
             self._told = self._at
             parts.on_part(self._at)
         return False
+
+    def _end(self) -> bool:
+        if self._words is not None:  # as the engine does
+            self._words.gate[0] = DeviceWords.FAILED if self._fails else DeviceWords.DONE
+        self._on_done(self)
+        return True
 
 
 class _Stager:
@@ -85,6 +108,7 @@ class Schedule:
         self.streams = [self.device.current, self.device.new_stream()]
         self.program: Iterator[Any] | None = self._program()
         self.awaited: Any = None
+        self.steps = 0
 
     def run(self) -> list[str]:
         """What the program found wrong."""
@@ -103,7 +127,8 @@ class Schedule:
             able.append(self._step_reducers)
         if any(stream.is_ready() for stream in self.device._streams):
             able.append(self.device.step)
-        if not able:
+        self.steps += 1
+        if not able or self.steps > MOST_STEPS:
             raise DeadlockError
         self.random.choice(able)()
 
@@ -124,9 +149,16 @@ class Schedule:
             self.rounds.remove(going)
 
     def _submit(
-        self, read: Any, write: torch.Tensor, *, on_done: Any, parts: Parts | None = None
+        self,
+        read: Any,
+        write: torch.Tensor,
+        *,
+        on_done: Any,
+        parts: Parts | None = None,
+        words: DeviceWords | None = None,
     ) -> _Round:
-        self.rounds.append(_Round(read, write, on_done, parts))
+        fails = words is not None and self.random.random() < 0.1
+        self.rounds.append(_Round(read, write, on_done, parts, words, fails))
         return self.rounds[-1]
 
     # --- the program ---
@@ -134,9 +166,11 @@ class Schedule:
     def _fill(self, flat: torch.Tensor, value: int) -> None:
         self.device.queue(self.device.current, lambda: flat.fill_(value))
 
-    def _expect(self, flat: torch.Tensor, value: int, what: str) -> None:
+    def _expect(self, flat: torch.Tensor, value: int, what: str, handle: Any = None) -> None:
         def look() -> None:
-            if not bool((flat == value).all()):
+            fails = handle is not None and handle.exception() is not None
+            right = flat.isnan() if fails else flat == value
+            if not bool(right.all()):
                 self.wrong.append(f"{what}: {flat.tolist()}, expected {value}")
 
         self.device.queue(self.device.current, look)
@@ -171,9 +205,8 @@ class Schedule:
             target = Packing([self.device.allocate(tensors[0].numel(), torch.float32)])
         carried = torch.bfloat16 if self.random.random() < 0.3 else None
         sliced = source is target and self.random.random() < 0.8
-        started = self.staging.start(
-            source, target, self._submit, lambda done: None, carried, sliced
-        )
+        way = Way(carried, sliced, by_stream=self.random.random() < 0.5)
+        started = self.staging.start(source, target, self._submit, lambda done: None, way)
         return started, kind, target
 
     def _end(
@@ -182,13 +215,17 @@ class Schedule:
         """Use the result on any stream, or drop it; then use the memory for something else."""
         handle, kind, target = started
         waits = self.random.random() < 0.7
-        yield handle  # a program that does not wait may still end the call before
+        if not (waits and handle.by_stream):
+            yield handle  # one that does not wait returns the memory when the call has ended
         self.device.current = self.random.choice(self.streams) if waits else made_on
         if waits:
-            handle.wait(1.0)
+            with suppress(ReducerError):  # of a call that has ended before
+                handle.wait(None if handle.by_stream else 1.0)
+            if handle.exception() is not None:
+                handle._device.current.wait_event(handle._returned)
             for tensor in target.tensors:
                 value = 0 if kind == "receive" else number
-                self._expect(tensor, _result(value), f"call {number}, {kind}")
+                self._expect(tensor, _result(value), f"call {number}, {kind}", handle)
         yield None
         if self.device.current is not made_on and waits:
             done = self.device.new_event()  # as a program does before it returns the memory

@@ -69,6 +69,7 @@ from reducer_client.torch.backend.shapes import (
 from reducer_client.torch.calls.group_calls import AnyGroup, GroupCalls, timeout_of
 from reducer_client.torch.calls.works import Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
+from reducer_client.torch.staging.transfer import Way
 from reducer_client.torch.tensors.host import check_reducible, movable, reducible, scaled
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.torch.tensors.sparse import all_reduce_sparse, check_sparse_op
@@ -390,14 +391,15 @@ class ReducerProcessGroup(DelegatingGroup):
             out = movable(target).reshape(self.size(), -1)
             return self._calls.group.all_gather(movable(source), out=out, **call)
 
-        return self._calls.start(submit, input, output, outputs, opts or AllgatherOptions())
+        way = Way(by_stream=self._calls.waits_by_stream)
+        return self._calls.start(submit, input, output, outputs, opts or AllgatherOptions(), way)
 
     def _scatter_sums(
         self, output: Packing, input: Packing, outputs: Tensors, opts: Any
     ) -> dist.Work:
         options = opts or ReduceScatterOptions()
         check_parts("reduce_scatter", input, output, self.size())
-        op = options.reduceOp
+        op: Any = options.reduceOp
         check_reducible(input.dtype, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
@@ -411,4 +413,5 @@ class ReducerProcessGroup(DelegatingGroup):
                 **call,
             )
 
-        return self._calls.start(submit, input, output, outputs, options)
+        way = Way(by_stream=self._calls.waits_by_stream and op.op != dist.ReduceOp.PREMUL_SUM)
+        return self._calls.start(submit, input, output, outputs, options, way)

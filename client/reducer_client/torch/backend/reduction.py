@@ -14,6 +14,7 @@ from reducer_client.torch.calls.group_calls import GroupCalls
 from reducer_client.torch.calls.key_scopes import main_prefix
 from reducer_client.torch.calls.works import CallWork, Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
+from reducer_client.torch.staging.transfer import Way
 from reducer_client.torch.tensors.host import (
     carried_dtype,
     check_reducible,
@@ -39,7 +40,6 @@ class FlatReduction:
         """Reduce tensors of one dtype over all ranks, in place, in one round."""
         packing, op = Packing(tensors), options.reduceOp
         check_reducible(packing.dtype, op)
-        carried, sliced = self._staged(packing, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
             given = scaled(source, op)  # a refused call leaves the caller's tensor as it was
@@ -53,14 +53,16 @@ class FlatReduction:
                 **call,
             )
 
-        return self._calls.start(submit, packing, packing, tensors, options, carried, sliced)
+        way = self._way(packing, op)
+        return self._calls.start(submit, packing, packing, tensors, options, way)
 
-    def _staged(self, packing: Packing, op: Any) -> tuple[torch.dtype | None, bool]:
-        """How tensors of a device are staged: ``carried`` and ``sliced`` of ``Transfer``."""
+    def _way(self, packing: Packing, op: Any) -> Way:
+        """How the values of tensors on a device go to the host and back."""
         if op.op == dist.ReduceOp.PREMUL_SUM:  # multiplied on the host, as a whole
-            return None, False
+            return Way()
         wire_dtype = narrow(packing.dtype, packing.nbytes, op, self._wire_dtype)
-        return carried_dtype(packing.dtype, wire_dtype), True
+        carried = carried_dtype(packing.dtype, wire_dtype)
+        return Way(carried, sliced=True, by_stream=self._calls.waits_by_stream)
 
     def close(self) -> None:
         """Leave the groups that this object has joined: none."""
@@ -83,8 +85,8 @@ class HierarchicalReduction(FlatReduction):
         calls.also_ended.append(hierarchy.abort)
         self._prefix = main_prefix("cuda" if hierarchy.layout.cuda else "cpu")
 
-    def _staged(self, packing: Packing, op: Any) -> tuple[torch.dtype | None, bool]:
-        return None, False  # the ranks of a host sum whole arrays first
+    def _way(self, packing: Packing, op: Any) -> Way:
+        return Way()  # the ranks of a host sum whole arrays first
 
     def close(self) -> None:
         self.hierarchy.close()

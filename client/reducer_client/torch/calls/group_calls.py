@@ -20,15 +20,17 @@ from reducer_client.torch.calls.key_scopes import MainScope, Scope
 from reducer_client.torch.calls.tasks import Task
 from reducer_client.torch.calls.works import CallWork, Handle, OnDone, Receipt
 from reducer_client.torch.staging.staging import Stagings
+from reducer_client.torch.staging.transfer import Way
 from reducer_client.torch.tensors.packing import Packing
 
 AnyGroup = Group | SingleRankGroup
 
 
 # submit(source, target, key=, on_done=, timeout=) starts a collective from one run of host memory
-# into another; the same one for a collective in place. On a CUDA device also with parts=,
-# if the call is sliced.
+# into another; the same one for a collective in place. With a way that is sliced
+# or by stream, also with parts= or words=.
 Submit = Callable[..., Handle]
+_PLAIN = Way()
 
 
 class _Latest(threading.local):
@@ -60,14 +62,13 @@ class GroupCalls:
         target: Packing,
         outputs: Sequence[torch.Tensor],
         options: Any,
-        carried: torch.dtype | None = None,
-        sliced: bool = False,
+        way: Way = _PLAIN,
     ) -> CallWork:
         """Start a collective. ``source is target`` for a collective in place.
 
         The ranks count their calls. A call that is refused here does not count. On a CUDA device
         some calls are refused later, and count. ``outputs`` is the value of the work's future,
-        ``options`` are torch's for the call, and ``carried`` and ``sliced`` those of ``Transfer``.
+        ``options`` are torch's for the call, and ``way`` is for tensors on a device.
         """
         device, timeout = _common_device(source, target), timeout_of(options)
         staging = self._stagings.of(device)
@@ -82,7 +83,7 @@ class GroupCalls:
                     def begin(on_done: OnDone | None) -> Handle:
                         assert on_done is not None
                         keyed = partial(submit, key=key, timeout=timeout)
-                        return staging.start(source, target, keyed, on_done, carried, sliced)
+                        return staging.start(source, target, keyed, on_done, way)
 
                     return self._notified(work, begin)
 
@@ -101,6 +102,11 @@ class GroupCalls:
                 return work.start(begin, self.end_group)
 
         return self._make(start, options.asyncOp)
+
+    @property
+    def waits_by_stream(self) -> bool:
+        """Whether only the stream waits for CUDA results (``REDUCER_CUDA_WAIT=stream``)."""
+        return isinstance(self.group, Group) and self.group.settings.cuda_wait == "stream"
 
     def pending(self) -> list[CallWork]:
         """The asynchronous calls that have started and have not ended."""

@@ -16,6 +16,7 @@ from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.futures import CallFuture, Context
 from reducer_client.torch.calls.key_scopes import Scope
 from reducer_client.torch.hierarchy.all_reduce import AllReduce
+from reducer_client.torch.staging.transfer import Transfer
 
 
 class Handle(Protocol):
@@ -106,6 +107,10 @@ class CallWork(dist.Work):
         Raises the error of the call, which is a ReducerError and thus a RuntimeError.
         """
         handle, seconds = self._started(), timeout.total_seconds()
+        if _by_stream(handle):
+            handle.wait(seconds or None)
+            self._give_receipt()
+            return True
         try:
             handle.wait(seconds or self._limit)
         except RoundTimeoutError as error:
@@ -142,7 +147,7 @@ class CallWork(dist.Work):
             future = self._future = CallFuture(
                 self._scope, self._threads, self._devices, self._context
             )
-            settled = self._settled
+            settled = self._settled or _by_stream(self._handle)
         if settled:
             future.complete(self._outputs, self._error)
         return future
@@ -173,6 +178,14 @@ class CallWork(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
+    def block_current_stream(self) -> None:
+        """Let the current CUDA stream wait for the outputs; this thread too, as in `wait`.
+
+        The method of torch lets the stream go on when the future is done, and the future of a CUDA
+        call is done when the copy to the outputs has been queued.
+        """
+        self.wait()
+
     def _started(self) -> Handle:
         assert self._handle is not None
         return self._handle
@@ -201,8 +214,15 @@ class CallWork(dist.Work):
                         self._finish()
             except Exception as failed:
                 error, is_lost = failed, True
+            if error is not None and _by_stream(handle):  # the program may have gone on
+                is_lost = True
             self._error, self._settled, self._finish = error, True, None
             if self._when_settled is not None:
                 self._when_settled()
         if is_lost:
-            self._lose("")
+            self._lose(str(error) if _by_stream(handle) else "")
+
+
+def _by_stream(handle: Handle | None) -> bool:
+    """Whether the program may use the outputs, in its stream, before the call has ended."""
+    return isinstance(handle, Transfer) and handle.by_stream

@@ -19,11 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from reducer.wire.codes import DType, ReduceOp
 from reducer_client.dtypes import WireDtype, check_wire_dtype, is_quantised, narrow_to
 from reducer_client.group import Group
-from reducer_client.parts import Parts
 from reducer_client.torch.hook.narrowing import NarrowingGauge
 from reducer_client.torch.hook.residuals import Residuals
 from reducer_client.torch.staging.staging import Stagings
-from reducer_client.torch.staging.transfer import OnDone
+from reducer_client.torch.staging.transfer import OnDone, Transfer, Way
 from reducer_client.torch.tensors.host import carried_dtype, summable
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
@@ -39,9 +38,10 @@ __all__ = [
 ]
 
 TensorFuture = torch.futures.Future[torch.Tensor]
-# submit(host, on_done, parts) starts a collective on a host tensor, in place. There are parts only
-# if the exchange is sliced.
-Submit = Callable[[torch.Tensor, OnDone, Parts | None], object]
+# submit(host, on_done) starts a collective on a host tensor, in place. With a way that is sliced or
+# by stream, also parts= or words=.
+Submit = Callable[..., object]
+_PLAIN = Way()
 
 _state_numbers: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = (
     weakref.WeakKeyDictionary()
@@ -148,9 +148,12 @@ class ReductionState:
         bucket: int,
         on_done: OnDone,
         residual: torch.Tensor | None = None,
-        parts: Parts | None = None,
+        **filling: Any,
     ) -> Work[Any]:
-        """Start the mean over all ranks of a bucket in contiguous CPU memory, in place."""
+        """Start the mean over all ranks of a bucket in contiguous CPU memory, in place.
+
+        ``filling``: ``parts`` or ``words`` of ``Group.all_reduce``, if not all of it is there.
+        """
         group = self.joined_group()
         self.narrowing.observe(host)
         narrow = self.wire_dtype if host.dtype is torch.float32 else None
@@ -166,9 +169,9 @@ class ReductionState:
             dtype=dtype,
             residual=None if residual is None else residual.numpy(),
             priority=bucket if self.prioritize else 0,
-            parts=parts,
             on_done=on_done,
             timeout=self.timeout,
+            **filling,
         )
 
 
@@ -203,38 +206,44 @@ def average(
     state: ReductionState, tensor: torch.Tensor, bucket: int, residual: torch.Tensor | None = None
 ) -> TensorFuture:
     """Replace a bucket by its mean over all ranks. Errors as for ``exchange``."""
-    narrows = tensor.dtype is torch.float32 and state.wire_dtype not in (None, "float32")
-    # Only the gauge in host memory finds what overflows in float16.
-    carried = carried_dtype(tensor.dtype, state.wire_dtype) if tensor.is_cuda else None
-    if carried is torch.float16:
-        carried = None
-    if carried is not None:
+
+    def submit(host: torch.Tensor, on_done: OnDone, **filling: Any) -> object:
+        return state.submit(host, bucket, on_done, residual, **filling)
+
+    way = _way(state, tensor, residual) if tensor.is_cuda else _PLAIN
+    if way.carried is not None:
         state.narrowing.observe(tensor)
-    # The gauge and the error feedback read a bucket that is there as a whole.
-    sliced = residual is None and (carried is not None or not narrows)
+    return exchange(state, tensor, submit, way)
 
-    def submit(host: torch.Tensor, on_done: OnDone, parts: Parts | None) -> object:
-        return state.submit(host, bucket, on_done, residual, parts)
 
-    return exchange(state, tensor, submit, carried, sliced)
+def _way(state: ReductionState, tensor: torch.Tensor, residual: torch.Tensor | None) -> Way:
+    """How a bucket on a device goes to the host and back."""
+    group = state.joined_group()
+    if residual is not None or not isinstance(group, Group):  # a hierarchy sums whole buckets
+        return _PLAIN
+    carried = carried_dtype(tensor.dtype, state.wire_dtype)
+    narrows = tensor.dtype is torch.float32 and state.wire_dtype not in (None, "float32")
+    # The gauge reads whole buckets in host memory, and finds there what overflows in float16.
+    if carried is torch.float16 or (narrows and carried is None):
+        return _PLAIN
+    return Way(carried, sliced=True, by_stream=group.settings.cuda_wait == "stream")
 
 
 def exchange(
     state: ReductionState,
     tensor: torch.Tensor,
     submit: Submit,
-    carried: torch.dtype | None = None,
-    sliced: bool = False,
+    way: Way = _PLAIN,
 ) -> TensorFuture:
     """Run a collective in place: on a CPU tensor itself, or on a host copy of a CUDA tensor.
 
-    ``carried`` and ``sliced`` are those of ``Transfer``. Errors are kept in the state. They are
-    raised here or by the returned future.
+    ``way`` is for CUDA tensors. Errors are kept in the state. They are raised here or by the
+    returned future; with ``way.by_stream`` the group ends instead, and the result is NaN.
     """
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
     try:
-        return _Exchange(state, tensor).start(submit, carried, sliced)
+        return _Exchange(state, tensor).start(submit, way)
     except Exception as error:
         state.last_error = error
         raise
@@ -310,19 +319,20 @@ class _Exchange:
         )
         self._error: Exception | None = None
 
-    def start(self, submit: Submit, carried: torch.dtype | None, sliced: bool) -> TensorFuture:
+    def start(self, submit: Submit, way: Way) -> TensorFuture:
         staging = self._state.stagings.of(self._tensor.device)
         if staging is None:
-            submit(self._tensor, self._complete, None)
-        else:
+            submit(self._tensor, self._complete)
+            return self._finished.then(self._check)
 
-            def on_host(
-                host: torch.Tensor, _: object, *, on_done: OnDone, parts: Parts | None = None
-            ) -> object:
-                return submit(host, on_done, parts)
+        def on_host(host: torch.Tensor, _: object, *, on_done: OnDone, **filling: Any) -> object:
+            return submit(host, on_done, **filling)
 
-            packing = Packing([self._tensor])
-            staging.start(packing, packing, on_host, self._complete, carried, sliced)
+        packing = Packing([self._tensor])
+        transfer = staging.start(packing, packing, on_host, self._complete, way)
+        if transfer.by_stream:
+            with staging.on_back():
+                self._finished.set_result(self._tensor)
         return self._finished.then(self._check)
 
     # With CUDA the stream back is current, so that consumers of the future wait for that stream.
@@ -332,7 +342,11 @@ class _Exchange:
         except Exception as error:  # only this rank lacks the result
             self._error = error
             self._state.joined_group().abort()
-        self._finished.set_result(self._tensor)
+        if not (isinstance(handle, Transfer) and handle.by_stream):
+            self._finished.set_result(self._tensor)
+        elif self._error is not None:  # the optimizer may step with the result, which is NaN
+            self._state.last_error = self._error
+            self._state.joined_group().abort(str(self._error))
 
     # DDP would report an error that is set on its future as a failed cast. An error that a callback
     # raises keeps its text.

@@ -185,6 +185,6 @@ def _reduce_largest(state: TopKState, bucket: Any) -> TensorFuture:
     gathered = exchange(
         state,
         rows,
-        lambda host, on_done, _: state.gather(host.view(rows.shape), index, on_done),
+        lambda host, on_done: state.gather(host.view(rows.shape), index, on_done),
     )
     return gathered.then(add_all)

@@ -55,5 +55,14 @@ class Device(Protocol):
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Page-locked host memory, as uint8, which the device reads and writes."""
 
+    def can_order(self) -> bool:
+        """Whether the device has `queue_write` and `queue_wait`."""
+
+    def queue_write(self, stream: Stream, word: torch.Tensor, value: int) -> None:
+        """Queue a write to a pinned int32. The host then also sees all copies before it."""
+
+    def queue_wait(self, stream: Stream, word: torch.Tensor) -> None:
+        """Let later work of the stream wait until a pinned int32 is 1 or more."""
+
     def check_start(self) -> None:
         """Raise RuntimeError if no copy can be queued now, such as while a graph is captured."""

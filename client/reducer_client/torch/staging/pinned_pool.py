@@ -22,17 +22,24 @@ class PinnedPool:
     Args:
         allocate: function that makes a buffer of a number of bytes.
         limit: total bytes of idle buffers to keep.
+        least: bytes of the smallest buffer.
     """
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor], limit: int = _IDLE_BYTES) -> None:
+    def __init__(
+        self,
+        allocate: Callable[[int], torch.Tensor],
+        limit: int = _IDLE_BYTES,
+        least: int = _LEAST_BYTES,
+    ) -> None:
         self._allocate = allocate
+        self._least = least
         self._limit = limit
         self._lock = threading.Lock()
         self._free: list[tuple[torch.Tensor, Event]] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A pinned uint8 tensor of at least ``nbytes``, of the next power of two or twice that."""
-        size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+        size = max(self._least, 1 << (nbytes - 1).bit_length())
         with self._lock:
             for fitting in (size, 2 * size):
                 for index, (buffer, idle) in enumerate(self._free):

@@ -11,6 +11,7 @@ from reducer_client.dtypes import Op, WireDtype
 from reducer_client.group import Group
 from reducer_client.parts import Parts
 from reducer_client.torch.staging.staging import Staging
+from reducer_client.torch.staging.transfer import Way
 from reducer_client.torch.tensors.host import carried_dtype, summable
 from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
@@ -49,12 +50,9 @@ class Reduction:
             self._waitable = self._submit(source, target)
             return self
         read = Packing([source])
-        in_place = source is target
-        write = read if in_place else Packing([target])
-        self._waitable = staging.start(
-            read, write, self._submit, lambda transfer: None,
-            carried_dtype(source.dtype, self._wire_dtype), sliced=in_place,
-        )  # fmt: skip
+        write = read if source is target else Packing([target])
+        way = Way(carried_dtype(source.dtype, self._wire_dtype), sliced=source is target)
+        self._waitable = staging.start(read, write, self._submit, lambda transfer: None, way)
         return self
 
     def wait(self, timeout: Timeout | None = None) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from reducer_client.torch.staging.cuda import CudaDevice
 from reducer_client.torch.staging.device import Device
-from reducer_client.torch.staging.transfer import Lanes, OnDone, Submit, Transfer
+from reducer_client.torch.staging.transfer import Lanes, OnDone, Submit, Transfer, Way
 from reducer_client.torch.tensors.packing import Packing
+
+_PLAIN = Way()
 
 
 class Staging:
     """Copies tensors of one device to the host and back.
 
-    Only the stager thread waits for the device: for the copies to the host, after which it submits
-    the collective. A thread of the client starts the copies back. Consumers of the result wait for
-    these on the device only.
+    If the host waits for a result, only the stager thread waits for the device: for the copies to
+    the host, after which it submits the collective. A thread of the client starts the copies back.
+    Consumers of the result wait for these on the device only.
 
     Args:
         stager: executor with one thread, which submits collectives in the order of ``start``.
@@ -28,6 +31,7 @@ class Staging:
 
     def __init__(self, device: Device, stager: ThreadPoolExecutor | None = None) -> None:
         self._lanes = Lanes(device)
+        self._can_order = device.can_order()
         self._stager = stager or ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
         if stager is None:
             weakref.finalize(self, self._stager.shutdown, wait=False)
@@ -42,17 +46,25 @@ class Staging:
         target: Packing,
         submit: Submit,
         on_done: OnDone,
-        carried: torch.dtype | None = None,
-        sliced: bool = False,
+        way: Way = _PLAIN,
     ) -> Transfer:
         """Copy ``source`` to the host, submit the collective, and copy the result to ``target``.
 
-        The arguments are those of ``Transfer``. Raises RuntimeError while a graph is captured.
+        The arguments are those of ``Transfer``. The host waits for the result even with
+        ``way.by_stream`` if there is no source, the result cannot be NaN, or the device lacks what
+        that takes. Raises
+        RuntimeError while a graph is captured; with ``by_stream`` also the errors of ``submit``.
         """
         self._lanes.device.check_start()
-        transfer = Transfer(self._lanes, source, target, on_done, carried, sliced)
+        is_able = self._can_order and source is not None and target.dtype.is_floating_point
+        if way.by_stream and not is_able:
+            way = replace(way, by_stream=False)
+        transfer = Transfer(self._lanes, source, target, on_done, way)
         transfer.begin()
-        self._stager.submit(transfer.stage, submit)
+        if transfer.by_stream:
+            transfer.submit(submit)
+        else:
+            self._stager.submit(transfer.stage, submit)
         return transfer
 
 
