@@ -15,8 +15,10 @@ import bench.training
 from bench.fleet import FleetError
 from bench.machine import CpuTime, cpu_time, facts
 from bench.netlab import LabError, Nic, allow_congestion
+from bench.training import devices
 from bench.training.case import COMPUTE, Case, parse_contender
 from bench.training.model import POSITIONS, SHAPES, Bert, gradient_bytes
+from bench.training.overlap import format_spans
 from bench.training.progress import progress_bar
 from bench.training.report import format_table
 from bench.training.run import Outcome, TrainingError, run
@@ -34,11 +36,13 @@ def main() -> int:
         for workers, rate in itertools.product(options.workers, options.rates):
             try:
                 case = _make_case(options, workers, rate)
-                lines = _measure(case, out)
+                lines = _measure(case, out, options.trace)
             except (FleetError, LabError, TrainingError) as error:
                 sys.exit(f"bench.training: {error}")
             print(f"{format_table(case, lines)}\n", flush=True)
             results.append((case, lines))
+    if options.trace:
+        print(f"{format_spans(options.trace)}\n", flush=True)
     if options.plot:
         from bench.training.plot import draw
 
@@ -46,14 +50,14 @@ def main() -> int:
     return 0
 
 
-def _measure(case: Case, out: IO[str] | None) -> list[dict[str, Any]]:
+def _measure(case: Case, out: IO[str] | None, trace: Path | None) -> list[dict[str, Any]]:
     where = case.rate or "loopback"
     before = cpu_time()
     with progress_bar(f"{case.size}, {case.workers} workers, {where}", case.turns) as on_turn:
-        outcomes = run(case, on_turn)
+        outcomes = run(case, on_turn, trace)
     lines = _as_lines(case, outcomes, _busy_share(before))
     if out is not None:
-        context = {"what": "context", **facts()}
+        context = {"what": "context", **facts(), **devices.facts(case.device)}
         out.writelines(f"{json.dumps(line)}\n" for line in (context, *lines))
         out.flush()
     return lines
@@ -93,6 +97,7 @@ def _make_case(options: argparse.Namespace, workers: int, rate: str | None) -> C
         contenders=options.contenders,
         hosted=options.hosted,
         device_ms=options.device_ms,
+        device=options.device,
     )
 
 
@@ -128,12 +133,20 @@ def _parse_arguments() -> argparse.Namespace:
         help="each layer takes so much longer in forward(), and twice that in backward(), without "
         "a core, as if an accelerator computed it",
     )
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: workers may share a GPU")
     add("--warmup", type=_count, default=2, help="steps")
     add("--blocks", type=_count, default=5, help="of each contender")
     add("--steps", type=_count, default=2, help="of each block")
     add("--contenders", type=_words, default=["gloo", "reducers"], metavar="NAME,...")
     add("--priority", action="store_true", help="add the contender reducers-priority")
     add("--json", type=Path, metavar="PATH", help="append one line for each contender")
+    add(
+        "--trace",
+        type=Path,
+        metavar="FOLDER",
+        help="write traces of some steps of each contender, by torch's profiler and the client, "
+        "and print what overlaps; slows all steps down",
+    )
     add("--plot", type=Path, metavar="PNG", help="speed-up by rate and number of workers")
     options = parser.parse_args()
     try:
@@ -145,6 +158,7 @@ def _parse_arguments() -> argparse.Namespace:
             )
         if not 2 <= options.sequence <= POSITIONS:
             raise ValueError(f"--sequence {options.sequence}: expected 2 to {POSITIONS} tokens")
+        devices.check(options.device, options.contenders, options.device_ms)
     except ValueError as error:
         parser.error(str(error))
     return options

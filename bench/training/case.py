@@ -10,8 +10,10 @@ from typing import Any
 COMPUTE = "compute"
 # Trains with reducer_client.torch.Overlap; all others use DistributedDataParallel.
 OVERLAP = "reducers-overlap"
+# DDP on a process group of NCCL, where each worker passes for a host of its own. Needs CUDA.
+NCCL = "nccl"
 KINDS = (
-    *("gloo", "gloo-bf16", "reducers", "reducers-bf16", "reducers-priority", OVERLAP),
+    *("gloo", "gloo-bf16", NCCL, "reducers", "reducers-bf16", "reducers-priority", OVERLAP),
     COMPUTE,
 )
 
@@ -53,7 +55,7 @@ class Case:
 
     ``rate`` has tc's syntax, None for loopback. ``chunk`` (bytes) and ``credit`` are None for the
     defaults of client and daemon. The last contender is ``COMPUTE``. ``hosted``: the workers host
-    reducers, too. ``device_ms``: see `bench.training.model.Device`.
+    reducers, too. ``device_ms``: see `bench.training.model.Device`. ``device``: "cpu" or "cuda".
     """
 
     size: str
@@ -72,6 +74,7 @@ class Case:
     contenders: tuple[str, ...]
     hosted: bool = False
     device_ms: float = 0.0
+    device: str = "cpu"
 
     @property
     def samples(self) -> int:

@@ -77,11 +77,12 @@ class Bert(nn.Module):
         Returns:
             Shape (batch * masked, ANSWERS).
         """
-        positions = torch.arange(tokens.shape[1])
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
         segments = torch.zeros_like(tokens)
         embedded = self.words(tokens) + self.positions(positions) + self.segments(segments)
         hidden = self.encoder(self.norm(embedded))
-        masked = hidden[torch.arange(len(hidden))[:, None], places].flatten(end_dim=1)
+        passages = torch.arange(len(hidden), device=hidden.device)
+        masked = hidden[passages[:, None], places].flatten(end_dim=1)
         logits: torch.Tensor = self.head(masked)
         return logits
 

@@ -46,6 +46,7 @@ def _title(case: Case, size: int, busy: float) -> str:
     options = [] if case.chunk is None else [f"chunks of {format_size(case.chunk)}"]
     options += [] if case.credit is None else [f"credit {case.credit}"]
     options += [f"{case.device_ms:g} ms a layer"] if case.device_ms else []
+    options += [] if case.device == "cpu" else [f"on {case.device}"]
     return (
         f"{case.size}: {size / 4e6:.1f} million parameters, {size / 1e6:.1f} MB of gradients; "
         f"{', '.join((f'{case.workers} workers', f'{case.reducers} reducers', where))};\n"

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench.fleet import Fleet, Place, ThisMachine
@@ -47,8 +48,11 @@ class Outcome:
         }
 
 
-def run(case: Case, on_turn: OnTurn) -> list[Outcome]:
-    """Measure a case. Raises TrainingError, FleetError or LabError."""
+def run(case: Case, on_turn: OnTurn, trace: Path | None = None) -> list[Outcome]:
+    """Measure a case. Raises TrainingError, FleetError or LabError.
+
+    ``trace``: folder for traces of some steps of each contender; they slow the whole run down.
+    """
     workers = [f"w{n}" for n in range(case.workers)]
     reducers = [f"r{n}" for n in range(case.reducers)] if _needs_reducers(case) else []
     with ExitStack() as stack:
@@ -62,6 +66,7 @@ def run(case: Case, on_turn: OnTurn) -> list[Outcome]:
             "interface": "lo" if case.rate is None else "eth0",
             "addresses": fleet.start_reducers(reducers, *credit, lanes=case.lanes),
             "meeting": f"{place.address(workers[0])}:2224",
+            "trace": str(trace.resolve()) if trace else "",
         }
         orders = [{**order, "rank": rank} for rank in range(case.workers)]
         lines = fleet.run_workers(workers, "bench.training.worker", orders, _SILENCE_SECONDS)

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import reducer_client.torch
-from bench.training.case import COMPUTE, OVERLAP, Case, Contender
+from bench.training.case import COMPUTE, NCCL, OVERLAP, Case, Contender
 from bench.training.model import ANSWERS, SHAPES, Bert
-from bench.training.text import Passages
+from bench.training.text import Batch, Passages
 from reducer_client import Group
 from reducer_client.torch import Overlap, ReductionState
 
@@ -25,14 +26,27 @@ _LEARNING_RATE = 12.8
 
 
 class Trainer:
-    """Trains one model; all contenders start with the same parameters and see the same passages."""
+    """Trains one model; all contenders start with the same parameters and see the same passages.
 
-    def __init__(self, case: Case, contender: Contender, rank: int, group: Group | None) -> None:
+    Args:
+        group: the reducers; None without them.
+        nccl: process group of the contender nccl; None without that contender.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        contender: Contender,
+        rank: int,
+        group: Group | None,
+        nccl: dist.ProcessGroup | None = None,
+    ) -> None:
         self.contender = contender
+        self._device = case.device
         self._batch, self._rank = case.batch, rank
         self._passages = Passages(case.sequence, SHAPES[case.size].words, ANSWERS)
         torch.manual_seed(_SEED)
-        model = Bert(SHAPES[case.size], case.device_ms)
+        model = Bert(SHAPES[case.size], case.device_ms).to(case.device)
         rate = _LEARNING_RATE / SHAPES[case.size].width
         self._optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         self._model: nn.Module = model
@@ -44,7 +58,7 @@ class Trainer:
             self._overlap = Overlap(model, self._optimizer, group, **options)
             self._state: ReductionState | None = self._overlap.state
         else:
-            self._model = wrapped = _wrap(model, contender)
+            self._model = wrapped = _wrap(model, contender, nccl)
             self._state = _register_hook(wrapped, contender, group)
             if contender.kind == COMPUTE:
                 self._syncs = wrapped.no_sync
@@ -52,7 +66,8 @@ class Trainer:
 
     def step(self) -> float:
         """Train on the next batch; returns this rank's loss."""
-        batch = self._passages.batch(self._batch, self._steps, self._rank)
+        host = self._passages.batch(self._batch, self._steps, self._rank)
+        batch = Batch(*(tensor.to(self._device) for tensor in host))
         self._steps += 1
         with self._syncs():
             logits = self._model(batch.tokens, batch.places)
@@ -66,6 +81,8 @@ class Trainer:
         """Wait until the last step is over."""
         if self._overlap is not None:
             self._overlap.synchronize()
+        if self._device == "cuda":
+            torch.cuda.synchronize()
 
     @property
     def reduced_bytes(self) -> int:
@@ -80,13 +97,16 @@ class Trainer:
         """A hash of the bits of all parameters."""
         digest = hashlib.sha256()
         for parameter in self._model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
+            digest.update(parameter.detach().cpu().numpy().tobytes())
         return digest.hexdigest()
 
 
-def _wrap(model: nn.Module, contender: Contender) -> DistributedDataParallel:
+def _wrap(
+    model: nn.Module, contender: Contender, nccl: dist.ProcessGroup | None
+) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,
+        process_group=nccl if contender.kind == NCCL else None,
         # The seed makes the parameters equal; the digests at the end check this.
         init_sync=False,
         gradient_as_bucket_view=True,
@@ -101,7 +121,7 @@ def _bucket_options(contender: Contender) -> dict[str, Any]:
 def _register_hook(
     model: DistributedDataParallel, contender: Contender, group: Group | None
 ) -> ReductionState | None:
-    """Register the contender's hook; gloo and compute use DDP's own all-reduce."""
+    """Register the contender's hook; gloo, nccl and compute use DDP's own all-reduce."""
     if contender.uses_reducers:
         assert group is not None
         return reducer_client.torch.attach(model, group, **attach_options(contender))

@@ -4,7 +4,8 @@ After each block it prints {"turn", "contender", "began", "ended": [one for each
 with times in seconds of the machine's monotonic clock, which all workers share. At the end it
 prints {"contender", "digest", "difference", "reduced_bytes"} for each contender: a hash of the
 parameters, their largest difference from gloo's, and the bytes of gradients that went through the
-reducers.
+reducers. With a folder for traces, each contender then trains some more steps, under torch's
+profiler on rank 0.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import reducer_client
-from bench.training.case import Case, from_json, parse_contender
+from bench.training import devices
+from bench.training.case import NCCL, Case, from_json, parse_contender
+from bench.training.trace import record
 from bench.training.trainer import Trainer
 from reducer_client import Group
 
@@ -31,19 +35,27 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["REDUCER_SOCKET_IFNAME"] = order["interface"]
     os.environ["REDUCER_MEETING"] = order["meeting"]
+    devices.enter(case.device, rank, order["interface"])
     dist.init_process_group(
         "gloo", init_method=f"file://{order['store']}", rank=rank, world_size=case.workers
     )
     with ExitStack() as stack:
-        group = _join(case, rank, order["addresses"], stack)
-        trainers = [Trainer(case, parse_contender(c), rank, group) for c in case.contenders]
+        group = _join(case, rank, order["addresses"], stack, order["trace"] or None)
+        contenders = [parse_contender(name) for name in case.contenders]
+        nccl = dist.new_group(backend="nccl") if NCCL in {c.kind for c in contenders} else None
+        trainers = [Trainer(case, contender, rank, group, nccl) for contender in contenders]
         _train(case, trainers)
         _compare(trainers)
+        if order["trace"]:
+            for trainer in trainers:
+                record(trainer, case.device, Path(order["trace"]), rank)
         dist.barrier()
     dist.destroy_process_group()
 
 
-def _join(case: Case, rank: int, addresses: list[str], stack: ExitStack) -> Group | None:
+def _join(
+    case: Case, rank: int, addresses: list[str], stack: ExitStack, timeline: str | None
+) -> Group | None:
     if not addresses and not case.hosted:
         return None
     return stack.enter_context(
@@ -54,6 +66,7 @@ def _join(case: Case, rank: int, addresses: list[str], stack: ExitStack) -> Grou
             rank=rank,
             world_size=case.workers,
             chunk_table=[(0, case.chunk)] if case.chunk else None,
+            timeline=timeline,
         )
     )
 

@@ -14,7 +14,9 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
+from bench.training import devices
 from bench.training.case import COMPUTE, Case, from_json, parse_contender
+from bench.training.overlap import read
 from bench.training.report import load
 from bench.training.run import Outcome, TrainingError, check_outcomes, step_seconds
 from bench.training.summary import Line, summarize
@@ -43,7 +45,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = ["--loopback", "--size", "tiny", "--workers", "2", "--batch", "2"]
     turns = ["--warmup", "1", "--blocks", "1", "--steps", "2"]
     contenders = ["--contenders", ",".join(CONTENDERS[:-1])]
-    done = _bench("bench.training", *case, *turns, *contenders, "--json", str(path))
+    trace = ["--trace", str(path.parent / "traces")]
+    done = _bench("bench.training", *case, *turns, *contenders, *trace, "--json", str(path))
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout and "reducers-bf16" in done.stdout
     return path
@@ -82,6 +85,14 @@ def test_the_losses_fall_and_the_seconds_are_those_of_steps(results: Path) -> No
         assert min(second for block in line["seconds"] for second in block) > 0
         if line["contender"] != COMPUTE:
             assert line["losses"][-1] < line["losses"][0]
+
+
+@pytest.mark.long
+def test_the_traces_show_the_rounds_of_each_contender_with_reducers(results: Path) -> None:
+    for spans in read(results.parent / "traces"):
+        rounds = spans.seconds("network")
+        assert (rounds > 0) == spans.name.startswith("reducers"), spans.name
+        assert rounds <= sum(end - begin for begin, end in spans.steps)
 
 
 @pytest.mark.long
@@ -187,11 +198,30 @@ def test_contenders_are_kinds_with_a_size_of_buckets() -> None:
     contender = parse_contender("reducers-bf16@2.5")
     assert (contender.kind, contender.bucket_mib) == ("reducers-bf16", 2.5)
     assert contender.uses_reducers and not contender.is_exact
-    for name in ("nccl", "gloo@", "gloo@x", "gloo@1.2.3", "GLOO"):
+    for name in ("mpi", "gloo@", "gloo@x", "gloo@1.2.3", "GLOO"):
         with pytest.raises(ValueError, match=f"contender '{name}': expected one of gloo, gloo-bf"):
             parse_contender(name)
-    done = _bench("bench.training", "--loopback", "--contenders", "gloo,nccl")
-    assert done.returncode == 2 and "contender 'nccl': expected one of" in done.stderr
+    done = _bench("bench.training", "--loopback", "--contenders", "gloo,mpi")
+    assert done.returncode == 2 and "contender 'mpi': expected one of" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "contenders", "device_ms", "text"),
+    [
+        ("cuda", ["gloo"], 1.0, "leave it out with --device cuda"),
+        ("cpu", ["gloo", "nccl@2"], 0.0, "contender nccl: expected --device cuda"),
+        pytest.param(
+            *("cuda", ["gloo"], 0.0, "finds no CUDA device"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused(
+    device: str, contenders: list[str], device_ms: float, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        devices.check(device, contenders, device_ms)
+    devices.check("cpu", ["gloo", "reducers"], 0.0)
 
 
 def test_a_case_survives_json() -> None:
