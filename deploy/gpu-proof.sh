@@ -104,13 +104,21 @@ install() {
     local what=("$root")
     [ -z "${GPU_PROOF_WHEELS:-}" ] ||
         what=(--find-links "$(realpath "$GPU_PROOF_WHEELS")" open-reduction-server)
-    [ -d "$out/venv" ] || "$python" -m venv --system-site-packages "$out/venv"
+    [ -d "$out/venv" ] || make_venv
     python=$out/venv/bin/python
     say "no client engine for $python yet"
     part ready 570 "$python" -m pip install --no-index --no-build-isolation "${what[@]}"
     mkdir -p "$out/tree"
     cp -r "$root/bench" "$root/tests" "$root/pyproject.toml" "$out/tree"
     choose_tree || fail 1 "no client engine after the installation: see $out/ready.log"
+}
+
+# A virtual environment that also sees the packages of $python, which may be in one of its own.
+make_venv() {
+    local packages
+    "$python" -m venv "$out/venv" || fail 1 "$python cannot make a virtual environment"
+    packages=$("$out/venv/bin/python" -c 'import sysconfig as s; print(s.get_path("purelib"))')
+    "$python" -c 'import sys; print(*filter(None, sys.path), sep="\n")' > "$packages/beside.pth"
 }
 
 need_install() {
