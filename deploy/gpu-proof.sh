@@ -13,7 +13,8 @@
 #   PYTHON            interpreter that has torch; default: the checkout's .venv, else python3
 #   GPU_PROOF_OUT     folder of the results; default: gpu-proof
 #   GPU_PROOF_WHEELS  folder with a wheel of this project, and of what it needs; default: build from
-#                     the checkout, which takes a C++ compiler and the packages of [build-system]
+#                     the checkout, which takes a C++ compiler and the packages of [build-system].
+#                     The plugin for NCCL is built in any case, by CMake and with nlohmann-json.
 #
 # Exit status: 0 if all ran; 1 if something is missing, which the last lines name; 2 for a wrong
 # argument or a machine without torch; 3 without a CUDA device.
@@ -97,9 +98,14 @@ check_machine() {
 install() {
     if choose_tree; then
         keep ready 0 ok
-        say "ready: $python, from $tree"
-        return
+    else
+        install_package
     fi
+    say "ready: $python, from $tree"
+    install_plugin
+}
+
+install_package() {
     tree=$root
     local what=("$root")
     [ -z "${GPU_PROOF_WHEELS:-}" ] ||
@@ -107,10 +113,25 @@ install() {
     [ -d "$out/venv" ] || make_venv
     python=$out/venv/bin/python
     say "no client engine for $python yet"
-    part ready 570 "$python" -m pip install --no-index --no-build-isolation "${what[@]}"
+    part ready 420 "$python" -m pip install --no-index --no-build-isolation "${what[@]}"
     mkdir -p "$out/tree"
     cp -r "$root/bench" "$root/tests" "$root/pyproject.toml" "$out/tree"
     choose_tree || fail 1 "no client engine after the installation: see $out/ready.log"
+}
+
+# The plugin for NCCL, where the tests look for it.
+install_plugin() {
+    local place=$tree/build/native/nccl_plugin name=libnccl-net-reducer.so
+    if [ -e "$place/$name" ]; then
+        keep plugin 0 ok
+        return
+    fi
+    local PATH=${python%/*}:$PATH # where pip installs CMake
+    # shellcheck disable=SC2016  # the inner shell expands them
+    part plugin 180 bash -c 'cmake -S "$1" -B "$2" && cmake --build "$2" --parallel' - \
+        "$root/nccl_plugin" "$out/plugin"
+    mkdir -p "$place"
+    cp "$out/plugin/$name" "$place" 2>> "$out/plugin.log" || say "no $name: see $out/plugin.log"
 }
 
 # A virtual environment that also sees the packages of $python, which may be in one of its own.

@@ -16,7 +16,7 @@ from typing import Any
 
 # By group; each part is one line of parts.jsonl, and the last line of a part counts.
 PARTS = {
-    "install": ("checks", "ready"),
+    "install": ("checks", "ready", "plugin"),
     "tests": ("tests-torch", "tests-nccl"),
     "benches": ("copies", "training", "training-nccl", "trace", "overlap", "scaling"),
 }

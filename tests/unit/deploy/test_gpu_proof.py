@@ -66,6 +66,7 @@ def test_the_summary_names_what_is_missing(tmp_path: Path) -> None:
     )
     (tmp_path / "tests-torch.xml").write_text(REPORT)
     assert list(summary.missing(tmp_path)) == [
+        "plugin: has not run (gpu-proof.sh install)",
         "tests-torch: failed, see tests-torch.log",
         "tests-nccl: has not run (gpu-proof.sh tests)",
         "training: out of time after 200 s, see training.log",
