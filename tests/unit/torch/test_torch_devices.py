@@ -10,9 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.utils._device import _device_constructors  # only where it is installed
+import torch  # only where it is installed
+from torch.utils._device import _device_constructors
 
 import reducer_client
+from reducer_client.torch.staging.cuda import CudaDevice
+from tests.support import cuda
 
 CLIENT = Path(reducer_client.__file__).parent
 FACTORIES = {factory.__name__ for factory in _device_constructors()}
@@ -36,3 +39,9 @@ def test_every_tensor_is_made_on_a_device_that_is_named() -> None:
     assert {"empty", "zeros", "tensor", "sparse_coo_tensor"} <= FACTORIES
     paths = sorted(CLIENT.rglob("*.py"))
     assert [call for path in paths for call in _calls_without_device(path)] == []
+
+
+@pytest.mark.skipif(not cuda.absence(), reason="this machine has CUDA's driver")
+def test_without_cudas_driver_the_host_waits() -> None:
+    """As with AMD's devices, which torch calls cuda, too."""
+    assert not CudaDevice(torch.device("cuda", 0)).can_order()

@@ -49,9 +49,13 @@ class CudaDevice:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def can_order(self) -> bool:
+        try:
+            driver = _driver()
+        except OSError:  # AMD's devices, which torch calls cuda too
+            return False
         number = ctypes.c_int()
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        status = _driver().cuDeviceGetAttribute(ctypes.byref(number), _CAN_ORDER, index)
+        status = driver.cuDeviceGetAttribute(ctypes.byref(number), _CAN_ORDER, index)
         return status == 0 and number.value == 1
 
     def queue_write(self, stream: Any, word: torch.Tensor, value: int) -> None:
