@@ -547,7 +547,9 @@ class Group:
                 wire.stochastic,
                 None if parts is None else parts.filled,
                 0 if parts is None else parts.size,
-                *(() if words is None else (words.slices, words.slice, words.gate)),
+                None if words is None else flat_bytes(words.slices),
+                0 if words is None else words.slice,
+                None if words is None else flat_bytes(words.gate),
             )
             if self._traces:
                 self._trace(operation, collective, wire.dtype, count)

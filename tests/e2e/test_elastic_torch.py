@@ -43,6 +43,7 @@ def end(job: ElasticJob, *workers: ElasticWorker) -> None:
         assert len({str(worker.first("end")[what]) for worker in workers}) == 1, what
 
 
+@pytest.mark.long  # 28 CPU seconds; test_elastic.py has such kills and joins
 def test_a_worker_that_joins_after_a_kill_takes_over_the_training(job: ElasticJob) -> None:
     first, second, third = start(job, 3)
     job.wait_for_step([first, second, third], 3)

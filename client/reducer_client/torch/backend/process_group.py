@@ -67,7 +67,7 @@ from reducer_client.torch.backend.shapes import (
     padded,
 )
 from reducer_client.torch.calls.group_calls import AnyGroup, GroupCalls, timeout_of
-from reducer_client.torch.calls.works import Handle
+from reducer_client.torch.calls.works import CallWork, Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
 from reducer_client.torch.staging.transfer import Way
 from reducer_client.torch.tensors.host import check_reducible, movable, reducible, scaled
@@ -274,7 +274,7 @@ class ReducerProcessGroup(DelegatingGroup):
         def run(key: str) -> None:
             for work in before:
                 with suppress(Exception):
-                    work.wait()
+                    work.join()
             self._calls.group.barrier(seconds, key)
 
         return self._calls.start_task(run, [], options.asyncOp)
@@ -316,7 +316,8 @@ class ReducerProcessGroup(DelegatingGroup):
             for work in works:
                 work.wait()
 
-        return self._calls.start_waiting(run, [])
+        ours = [work for work in works if isinstance(work, CallWork)]
+        return self._calls.start_waiting(run, [], ours)
 
     def shutdown(self) -> None:
         """Leave once every rank has the results of this rank's rounds.

@@ -187,13 +187,19 @@ class GroupCalls:
 
         return self._make(start, asynchronous=False)
 
-    def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
+    def start_waiting(
+        self,
+        run: Callable[[], None],
+        outputs: Sequence[torch.Tensor],
+        parts: Sequence[CallWork] = (),
+    ) -> CallWork:
         """Start a function that waits and makes no call of this group.
 
-        A rank may start the function alone. Barriers do not wait for it.
+        A rank may start the function alone. Barriers do not wait for it. The streams of programs
+        that wait for the work also wait for ``parts``.
         """
         scope = Scope("waiting")
-        work = CallWork(outputs, scope, self._threads)
+        work = CallWork(outputs, scope, self._threads, parts=parts)
         return work.start_notified(self._beginning(run, scope), lambda: None)
 
     def _beginning(

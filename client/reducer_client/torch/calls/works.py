@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,7 @@ class CallWork(dist.Work):
         limit: default timeout of ``wait`` in seconds; None means the group's timeout.
         devices, context: as for ``CallFuture``.
         finish: function that copies the result to the outputs. It runs once, after success.
+        parts: works for which the current stream waits, too.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class CallWork(dist.Work):
         limit: float | None = None,
         devices: Sequence[torch.device] = (),
         context: Context = nullcontext,
+        parts: Sequence[CallWork] = (),
     ) -> None:
         super().__init__()
+        self._parts = parts
         self.receipt: Receipt | None = None
         self._outputs = list(outputs)
         self._scope = scope
@@ -123,7 +126,16 @@ class CallWork(dist.Work):
         self._give_receipt()
         if self._error is not None:
             raise self._error
+        for part in self._parts:
+            part.wait()
         return True
+
+    def join(self) -> None:
+        """Let the host wait until the call has ended. Raises as `wait`."""
+        handle = self._started()
+        if _by_stream(handle):
+            handle.join()
+        self.wait()
 
     def _lose(self, timed_out: str) -> None:
         """End the group, because only this rank lacks the result and cannot get it any more."""
@@ -223,6 +235,6 @@ class CallWork(dist.Work):
             self._lose(str(error) if _by_stream(handle) else "")
 
 
-def _by_stream(handle: Handle | None) -> bool:
+def _by_stream(handle: Handle | None) -> TypeGuard[Transfer]:
     """Whether the program may use the outputs, in its stream, before the call has ended."""
     return isinstance(handle, Transfer) and handle.by_stream

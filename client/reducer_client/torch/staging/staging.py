@@ -52,8 +52,10 @@ class Staging:
 
         The arguments are those of ``Transfer``. The host waits for the result even with
         ``way.by_stream`` if there is no source, the result cannot be NaN, or the device lacks what
-        that takes. Raises
-        RuntimeError while a graph is captured; with ``by_stream`` also the errors of ``submit``.
+        that takes.
+
+        Raises RuntimeError while a graph is captured; with ``by_stream`` also the errors of
+        ``submit``.
         """
         self._lanes.device.check_start()
         is_able = self._can_order and source is not None and target.dtype.is_floating_point

@@ -108,6 +108,7 @@ class Transfer:
         self._out: list[tuple[int, Event]] = []  # elements that are on the host after the event
         self._back = 0  # elements whose copy back is queued
         self._returned = self._device.new_event()
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._error: Exception | None = None
 
@@ -172,6 +173,10 @@ class Transfer:
         if self._error is not None:
             raise self._error
         self._device.current_stream().wait_event(self._returned)
+
+    def join(self) -> None:
+        """Let the host wait until the call has ended, well or not."""
+        self._ended.wait()
 
     def exception(self) -> Exception | None:
         """The error of the call; None if it succeeded or is not done yet."""
@@ -258,8 +263,11 @@ class Transfer:
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        self._error = error
-        self._ended.set()
+        with self._lock:
+            if self._ended.is_set():  # the device has failed, and then the call
+                return
+            self._error = error
+            self._ended.set()
         with nullcontext() if self.by_stream else self._device.on(self._lanes.back):
             self._on_done(self)
 
