@@ -40,6 +40,15 @@ def reducers(library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reducers
         yield running
 
 
+@pytest.fixture
+def running() -> Iterator[Reducers]:
+    """Two reducers, for PyTorch on a CUDA device without NCCL's plugin."""
+    if why := cuda.absence():
+        pytest.skip(why)
+    with Reducers(2) as reducers:
+        yield reducers
+
+
 @pytest.fixture(autouse=True)
 def fresh_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dynamic linker of a rank reads LD_LIBRARY_PATH."""

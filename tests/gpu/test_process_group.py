@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support import cuda
 from tests.support.arrays import Array
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
@@ -30,14 +29,6 @@ pytestmark = [
 ]
 
 COUNT = 1 << 20
-
-
-@pytest.fixture
-def running() -> Iterator[Reducers]:
-    if why := cuda.absence():
-        pytest.skip(why)
-    with Reducers(2) as reducers:
-        yield reducers
 
 
 def _of(rank: int, count: int = COUNT) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,6 @@ pytestmark = [
 
 DEVICE = "cuda"
 STEPS = 3
-
-
-@pytest.fixture
-def running() -> Iterator[Reducers]:
-    if why := cuda.absence():
-        pytest.skip(why)
-    with Reducers(2) as reducers:
-        yield reducers
 
 
 @pytest.fixture(autouse=True)

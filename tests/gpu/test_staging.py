@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -26,7 +26,6 @@ from reducer_client.torch.staging.staging import Staging
 from reducer_client.torch.staging.transfer import SLICE_BYTES
 from reducer_client.torch.tensors.host import summable
 from reducer_client.torch.tensors.packing import Packing
-from tests.support import cuda
 from tests.support.process_group import process_group
 from tests.support.ranks import join, run_ranks
 from tests.support.reducers import Reducers
@@ -41,14 +40,6 @@ DEVICE = "cuda"
 COUNT = (2 * SLICE_BYTES + SLICE_BYTES // 2) // 4 + 3
 WAIT = 60.0  # seconds
 CYCLES = 100_000_000  # of the device's clock: about 50 ms
-
-
-@pytest.fixture
-def running() -> Iterator[Reducers]:
-    if why := cuda.absence():
-        pytest.skip(why)
-    with Reducers(2) as reducers:
-        yield reducers
 
 
 def _enter(rank: int) -> torch.device:

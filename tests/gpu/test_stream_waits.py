@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client import ReducerError
 from reducer_client.torch.staging.cuda import CudaDevice
-from tests.support import cuda
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
@@ -35,14 +33,6 @@ pytestmark = [
 
 COUNT = 3_000_000  # three slices of float32
 WAIT = 60.0  # seconds
-
-
-@pytest.fixture
-def running() -> Iterator[Reducers]:
-    if why := cuda.absence():
-        pytest.skip(why)
-    with Reducers(2) as reducers:
-        yield reducers
 
 
 def _enter(rank: int, wait: str = "stream") -> None:
