@@ -37,7 +37,6 @@ void fill(Properties* out, const Device& device) {
 
 template <class Properties>
 void fill_sizes(Properties* out, int number) {
-  out->reg_is_global = 1;
   out->virtual_device.ndevs = 1;
   out->virtual_device.devs[0] = number;
   out->max_p2p_bytes = kMaxNetBytes;
@@ -46,7 +45,7 @@ void fill_sizes(Properties* out, int number) {
 
 void fill_rest(PropertiesV6*, int) {}
 void fill_rest(PropertiesV7*, int) {}
-void fill_rest(PropertiesV8* out, int) { out->reg_is_global = 1; }
+void fill_rest(PropertiesV8*, int) {}
 void fill_rest(PropertiesV9* out, int number) { fill_sizes(out, number); }
 void fill_rest(PropertiesV11* out, int number) {
   fill_sizes(out, number);
@@ -71,7 +70,9 @@ Result count_devices(int* count) {
   return kSuccess;
 }
 
-// Does nothing: the plugin uses only host memory, which needs no registration.
+// Does nothing: the plugin uses only host memory, which needs no registration. reg_is_global is
+// therefore 0, as for NCCL's own sockets. With 1, ncclCommRegister of NCCL 2.20 to 2.23 connects
+// each NIC to itself, and asks for a registration of GPU memory.
 template <class Size>
 Result reg_mr(void*, void*, Size, int type, void** mhandle) {
   *mhandle = nullptr;
