@@ -39,6 +39,12 @@ int speed(const std::string& interface) {
   return megabits > 0 ? megabits : kUnknownSpeed;
 }
 
+std::string vendor(const std::string& interface) {
+  std::string number;
+  std::ifstream(system_file(interface, "device/vendor")) >> number;
+  return number;
+}
+
 uint64_t hardware_address(const std::string& interface) {
   std::string text;
   std::ifstream(system_file(interface, "address")) >> text;
@@ -75,7 +81,8 @@ std::vector<Device> all_devices() {
       if (std::any_of(found.begin(), found.end(), same)) continue;
       const auto address = address_of(entry->ifa_addr);
       if (!address) continue;
-      found.push_back({name, pci_path(name), hardware_address(name), speed(name), *address});
+      found.push_back(
+          {name, pci_path(name), vendor(name), hardware_address(name), speed(name), *address});
     }
   }
   ::freeifaddrs(list);

@@ -13,6 +13,7 @@ namespace ors::nccl {
 struct Device {
   std::string name;      // the name of the interface
   std::string pci_path;  // below /sys/devices; empty if there is none
+  std::string vendor;    // the PCI vendor, such as 0x1d0f; empty if there is none
   uint64_t guid = 0;     // the MAC address
   int speed = 0;         // Mbit/s
   SocketAddress address;

@@ -22,6 +22,7 @@
 #include "io/fork.h"
 #include "log.h"
 #include "net_comm.h"
+#include "net_plan.h"
 
 namespace ors::nccl {
 namespace {
@@ -73,6 +74,7 @@ class Listener {
   Arriving* find(const Hello& hello, const std::string& name);
   void refuse(const std::string& name, const std::string& why);
 
+  const size_t threads_;  // of each connection
   FileDescriptor fd_;
   Identity identity_ = random_identity();
   std::deque<Stranger> strangers_;  // the oldest first
@@ -80,7 +82,8 @@ class Listener {
   int warnings_ = 0;
 };
 
-Listener::Listener(const Device& device) {
+Listener::Listener(const Device& device)
+    : threads_(plan_connection(device.vendor, net_settings()).threads) {
   SocketAddress address = device.address;
   set_any_port(&address);
   fd_ = FileDescriptor(open_guarded([&] {
@@ -116,7 +119,8 @@ Comm* Listener::accept() {
   strangers_.erase(std::remove_if(strangers_.begin(), strangers_.end(), gone), strangers_.end());
   for (auto at = arriving_.begin(); at != arriving_.end(); ++at) {
     if (at->missing > 0) continue;
-    auto comm = std::make_unique<ReceiveComm>(std::move(at->sockets), at->name);
+    const size_t threads = std::min(threads_, at->sockets.size() - 1);
+    auto comm = std::make_unique<ReceiveComm>(std::move(at->sockets), at->name, threads);
     arriving_.erase(at);
     return comm.release();
   }

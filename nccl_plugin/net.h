@@ -1,9 +1,11 @@
 // Point to point over TCP: the functions behind ncclNet, for every version of the table.
 //
-// Law: no function blocks, throws or starts a thread. A connection makes progress only inside
-// net_isend, net_irecv and net_test of its own requests, on the caller's thread, and each call
-// moves a bounded number of bytes. Different threads may use different connections at the same
-// time. Only one thread at a time may use a connection or a listener.
+// Law: no function blocks or throws. A connection makes progress inside net_isend, net_irecv and
+// net_test of its own requests, on the caller's thread, and each call moves a bounded number of
+// bytes. A connection with helper threads (REDUCER_NET_THREADS) starts them with its first request
+// that needs them; they then move most bytes, and end in net_close. Different threads may use
+// different connections at the same time. Only one thread at a time may use a connection or a
+// listener.
 //
 // Messages of a connection are matched in order: the n-th net_isend to the n-th net_irecv. After a
 // failure, every incomplete request and every later call return the failure.
@@ -12,19 +14,14 @@
 #include <cstddef>
 
 #include "abi.h"
+#include "net_settings.h"
 
 namespace ors::nccl {
 
 constexpr size_t kNetRequests = 32;  // NCCL_NET_MAX_REQUESTS: in flight on one connection
-constexpr size_t kMaxNetSockets = 16;
 
-struct NetSettings {
-  int sockets = 4;           // per connection, 1 to kMaxNetSockets
-  size_t piece = 128 << 10;  // maximum bytes of a message that go to one socket at a time
-};
-
-// Settings of the connecting side, which sends them to the listener. No lock protects them: write
-// them only before the first net_connect.
+// The sockets and pieces are the connecting side's choice; each end has its own number of threads.
+// No lock protects the settings: write them only before the first connection.
 NetSettings& net_settings();
 
 // Fills `handle` (kHandleBytes), which the connecting side needs.
@@ -48,7 +45,8 @@ Result net_irecv(void* receive_comm, void* data, size_t size, void** request);
 // was larger than the memory of its receive.
 Result net_test(void* request, int* done, size_t* size);
 
-// Closes at once, also with requests in flight; the requests are then no longer valid.
+// Closes at once, also with requests in flight; the requests are then no longer valid. In a forked
+// child this frees what the parent opened, and every other call returns kInvalidUsage.
 Result net_close(void* comm);
 Result net_close_listen(void* listen_comm);
 

@@ -18,6 +18,7 @@
 #include "log.h"
 #include "net.h"
 #include "net_comm.h"
+#include "net_plan.h"
 
 namespace ors::nccl {
 namespace {
@@ -39,7 +40,7 @@ constexpr int kUnsentBytes = 512 << 10;
 // Connects several sockets; each sends its hello as soon as it is connected.
 class Attempt {
  public:
-  Attempt(const Handle& handle, const NetSettings& settings);
+  Attempt(const Handle& handle, size_t piece, const NetPlan& plan);
 
   // kSuccess without a comm: the attempt is not complete yet.
   Result advance(Comm** comm);
@@ -57,14 +58,15 @@ class Attempt {
 
   const Handle handle_;
   const size_t piece_;
+  const size_t threads_;
   std::vector<Socket> sockets_;
 };
 
-Attempt::Attempt(const Handle& handle, const NetSettings& settings)
+Attempt::Attempt(const Handle& handle, size_t piece, const NetPlan& plan)
     : handle_(handle),
-      piece_(std::clamp<size_t>(settings.piece, 1, kMaxNetBytes)),
-      sockets_(static_cast<size_t>(
-          std::clamp<int>(settings.sockets, 1, static_cast<int>(kMaxNetSockets)))) {
+      piece_(std::clamp<size_t>(piece, 1, kMaxNetBytes)),
+      threads_(plan.threads),
+      sockets_(plan.sockets) {
   Hello hello{handle.listener, random_identity(), 0, static_cast<uint8_t>(sockets_.size())};
   for (Socket& socket : sockets_) {
     pack_hello(hello, socket.hello.data());
@@ -83,8 +85,9 @@ Result Attempt::advance(Comm** comm) {
   for (Socket& socket : sockets_) descriptors.push_back(std::move(socket.fd));
   const std::string peer = address_text(handle_.address);
   const size_t count = descriptors.size();
-  log_info("net: connected to " + peer + " with " + std::to_string(count) + " sockets");
-  *comm = new SendComm(std::move(descriptors), peer, piece_);
+  log_info("net: connected to " + peer + " with " + std::to_string(count) + " sockets and " +
+           std::to_string(threads_) + " threads");
+  *comm = new SendComm(std::move(descriptors), peer, piece_, threads_);
   return kSuccess;
 }
 
@@ -128,7 +131,8 @@ Result begin(int device, const void* handle, std::unique_ptr<Attempt>* attempt) 
     return kInvalidArgument;
   }
   set_scope(&to.address, *from);
-  *attempt = std::make_unique<Attempt>(to, net_settings());
+  const NetSettings& settings = net_settings();
+  *attempt = std::make_unique<Attempt>(to, settings.piece, plan_connection(from->vendor, settings));
   return kSuccess;
 }
 

@@ -26,8 +26,7 @@ Result read_all() {
   auto found = read_settings(&why, &wrong);
   if (!found) return decline(why, wrong);
   if (devices().empty()) return decline("no interface is up (NCCL_SOCKET_IFNAME)", true);
-  net_settings().sockets = found->sockets;
-  net_settings().piece = found->piece_bytes;
+  net_settings() = found->net;
   for (const std::string& line : describe(*found)) log_info(line);
   current = std::move(found);
   return kSuccess;

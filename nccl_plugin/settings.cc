@@ -50,19 +50,42 @@ Parse seconds(double Settings::* member) {
   };
 }
 
+template <class Number>
+std::string parse_integer(const std::string& value, Number* out, uint64_t least, uint64_t most,
+                          uint64_t step = 1) {
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long long number = std::strtoull(value.c_str(), &end, 10);
+  const bool digits = !value.empty() && value.find_first_not_of("0123456789") == value.npos;
+  if (!digits || errno != 0 || number < least || number > most || number % step != 0) {
+    return "an integer, " + std::to_string(least) + " to " + std::to_string(most) +
+           (step > 1 ? ", a multiple of " + std::to_string(step) : "");
+  }
+  *out = static_cast<Number>(number);
+  return "";
+}
+
 template <class Owner, class Number>
 Parse integer(Number Owner::* member, uint64_t least, uint64_t most, uint64_t step = 1) {
+  return [=](Settings* settings, const std::string& value) {
+    return parse_integer(value, &(settings->*member), least, most, step);
+  };
+}
+
+Parse auto_or(int NetSettings::* member, uint64_t least, uint64_t most) {
   return [=](Settings* settings, const std::string& value) -> std::string {
-    char* end = nullptr;
-    errno = 0;
-    const unsigned long long number = std::strtoull(value.c_str(), &end, 10);
-    const bool digits = !value.empty() && value.find_first_not_of("0123456789") == value.npos;
-    if (!digits || errno != 0 || number < least || number > most || number % step != 0) {
-      return "an integer, " + std::to_string(least) + " to " + std::to_string(most) +
-             (step > 1 ? ", a multiple of " + std::to_string(step) : "");
-    }
-    settings->*member = static_cast<Number>(number);
-    return "";
+    int* out = &(settings->net.*member);
+    *out = kByNic;
+    if (value == "auto") return "";
+    const std::string expected = parse_integer(value, out, least, most);
+    return expected.empty() ? "" : "auto or " + expected;
+  };
+}
+
+Show shown_auto(int NetSettings::* member) {
+  return [member](const Settings& settings) {
+    const int value = settings.net.*member;
+    return value == kByNic ? "auto" : std::to_string(value);
   };
 }
 
@@ -142,10 +165,18 @@ const std::vector<Parameter>& parameters() {
       {"REDUCER_WIRE_DTYPE",
        "dtype in which all-reduces send sums of float32; other than float32: results are not exact",
        parse_wire_dtype, wire_name},
-      {"REDUCER_NSOCKS", "number of sockets per connection between two ranks",
-       integer(&S::sockets, 1, 16), shown(&S::sockets)},
+      {"REDUCER_NSOCKS",
+       "number of sockets per connection between two ranks, 1 to 64; auto: 16 on AWS, else 4",
+       auto_or(&NetSettings::sockets, 1, kMaxHelpedSockets), shown_auto(&NetSettings::sockets)},
+      {"REDUCER_NET_THREADS",
+       "threads at each end of such a connection, 0 to 16; auto: 2 on AWS, 4 on Google's gVNIC, "
+       "else 0",
+       auto_or(&NetSettings::threads, 0, kMaxNetThreads), shown_auto(&NetSettings::threads)},
       {"REDUCER_PIECE_BYTES", "maximum bytes of a message that go to one socket at a time",
-       integer(&S::piece_bytes, 4'096, 4 * kMiB), shown(&S::piece_bytes)},
+       [](S* settings, const std::string& value) {
+         return parse_integer(value, &settings->net.piece, 4'096, 4 * kMiB);
+       },
+       [](const S& settings) { return std::to_string(settings.net.piece); }},
   };
   return all;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "net_settings.h"
 #include "protocol/run.h"
 
 namespace ors::nccl {
@@ -24,8 +25,7 @@ struct Settings : Options {
   uint32_t chunk_bytes = 64 << 10;
   uint64_t min_bytes = 1 << 20;
   uint8_t wire_dtype = kFloat32;  // in which sums of float32 in all-reduces are sent
-  int sockets = 4;
-  size_t piece_bytes = 128 << 10;
+  NetSettings net;
 };
 
 // Reads the environment of this process. Returns nullopt, with the reason in *why, if the plugin is

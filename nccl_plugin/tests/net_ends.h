@@ -22,6 +22,21 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr double kPatience = 30;  // seconds; generous, since the machine is shared
 
+// Helper threads of each end. main() runs the tests without and with threads.
+inline int test_threads = 0;
+
+inline void set_net(int sockets = kByNic, size_t piece = NetSettings().piece) {
+  net_settings() = {sockets, piece, test_threads};
+}
+
+inline void with_and_without_threads(const std::function<void()>& tests) {
+  for (const int threads : {0, 2}) {
+    test_threads = threads;
+    set_net();
+    tests();
+  }
+}
+
 inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }

@@ -31,9 +31,9 @@ void test_sizes() {
       exchange(back, size, ++seed, false);
     }
   }
-  net_settings() = {3, 1000};
+  set_net(3, 1000);
   exchange(Pair(), 1'000'001, 1, true);
-  net_settings() = NetSettings();
+  set_net();
 }
 
 // Both directions of two connections at the same time.
@@ -315,5 +315,5 @@ void test_all() {
 int main() {
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   ::alarm(300);
-  ors::nccl::test_all();
+  ors::nccl::with_and_without_threads(ors::nccl::test_all);
 }

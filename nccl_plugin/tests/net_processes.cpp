@@ -268,5 +268,5 @@ void test_all() {
 int main() {
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   ::alarm(300);
-  ors::nccl::test_all();
+  ors::nccl::with_and_without_threads(ors::nccl::test_all);
 }

@@ -72,7 +72,7 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
 @pytest.mark.parametrize("version", structs.VERSIONS)
 def test_every_version_of_the_table_works(addresses: list[str], version: int) -> None:
     lines = run(3, addresses, _whole_life, version=version)
-    assert any("REDUCER_NSOCKS=4" in text for _, text in lines[0])
+    assert any("REDUCER_NET_THREADS=auto" in text for _, text in lines[0])
     assert any("sums over 2 reducers" in text for _, text in lines[0])
     assert all("NET/REDUCER" in text for _, text in lines[0])
 

@@ -42,6 +42,11 @@ def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str
             "REDUCER_CHUNK_BYTES='65537': expected an integer, 4096 to 4194304, a multiple of 64",
         ),
         (
+            {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_NET_THREADS": "17"},
+            "WARN",
+            "REDUCER_NET_THREADS='17': expected auto or an integer, 0 to 16",
+        ),
+        (
             {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_WIRE_DTYPE": "int4"},
             "WARN",
             "REDUCER_WIRE_DTYPE='int4': expected one of float32, float16, bfloat16, int8, float8_",
