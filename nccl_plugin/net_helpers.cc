@@ -51,11 +51,12 @@ Helpers::Helpers(HelpedSockets* owner, size_t threads, size_t first, size_t end)
 
 Helpers::~Helpers() {
   for (Helper& helper : helpers_) {
-    if (!helper.thread.joinable()) continue;
+    if (helper.thread == nullptr) continue;
     if (generation_ == fork_generation()) {
-      helper.thread.join();
+      helper.thread->join();
     } else {
-      (void)new std::thread(std::move(helper.thread));  // lost: it cannot be joined or destroyed
+      // It can be neither joined nor destroyed.
+      [[maybe_unused]] const std::thread* lost = helper.thread.release();
     }
   }
 }
@@ -63,7 +64,7 @@ Helpers::~Helpers() {
 void Helpers::start() {
   const NoSignals blocked;
   for (Helper& helper : helpers_) {
-    helper.thread = std::thread([this, &helper] { run(&helper); });
+    helper.thread = std::make_unique<std::thread>([this, &helper] { run(&helper); });
   }
 }
 

@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -54,7 +55,7 @@ class Helpers {
 
  private:
   struct Helper {
-    std::thread thread;
+    std::unique_ptr<std::thread> thread;  // null: not started
     FileDescriptor event;
     std::vector<size_t> sockets;
     std::vector<pollfd> watched;  // the event, then the sockets
