@@ -135,13 +135,13 @@ void test_receive_larger_than_send() {
 }
 
 void test_send_larger_than_receive() {
-  const Pair pair;
   Bytes small(100, 0x55);
   Bytes second(1000);
+  const Bytes large = pattern(64 << 20, 2);
+  const Pair pair;
   void* receive = post_receive(pair.receive, &small);
   void* other = post_receive(pair.receive, &second);
   const Bytes source = pattern(101, 1);
-  const Bytes large = pattern(64 << 20, 2);
   CHECK(finish(post_send(pair.send, source)) == 101);
   CHECK(failure_of(receive) == kInternalError);
   CHECK(failure_of(other) == kInternalError);
@@ -228,9 +228,9 @@ void test_close_after_send() {
 
 // A close with requests in flight returns at once, and the plugin does not touch the memory again.
 void test_close_in_flight(bool sender_first) {
-  Pair pair;
   const Bytes source = pattern(64 << 20, 3);
   Bytes target(source.size(), 0);
+  Pair pair;
   void* send = post_send(pair.send, source);
   void* receive = post_receive(pair.receive, &target);
   void* second = post_receive(pair.receive, &target);
