@@ -39,9 +39,7 @@ def hosts(rate: str | None) -> Iterator[Start]:
         return
     with Lab({"a": Nic(rate), "b": Nic(rate)}) as lab:
         environment = {**os.environ, "NCCL_SOCKET_IFNAME": "eth0"}
-        yield lambda host, words: lab.popen(
-            host, words, env=environment, stdout=subprocess.PIPE, text=True
-        )
+        yield lambda host, words: lab.popen(host, words, env=environment, stdout=subprocess.PIPE)
 
 
 def measure(start: Start, plan: str, size: int, count: int) -> list[float]:
