@@ -1,5 +1,6 @@
 // Helper threads: how many there are, when they start and end, and that they sleep.
 #include <dirent.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -220,6 +221,22 @@ void test_fork() {
   CHECK(finish(send) == kLarge);
 }
 
+// Threads that cannot start are a failure of the connection, not a request that never ends.
+void test_no_descriptor_is_left() {
+  set_threads(2);
+  const Bytes source = pattern(kLarge, 1);
+  const Pair pair;
+  rlimit usual{};
+  CHECK(::getrlimit(RLIMIT_NOFILE, &usual) == 0);
+  const rlimit none{0, usual.rlim_max};
+  CHECK(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  void* request = nullptr;
+  CHECK(net_isend(pair.send, source.data(), kLarge, &request) == kSystemError);
+  CHECK(::setrlimit(RLIMIT_NOFILE, &usual) == 0);
+  CHECK(request == nullptr);
+  check_dead(pair.send, nullptr, kSystemError);
+}
+
 // The caller takes no part in a large message: its calls only look whether the message is done.
 void test_calls_are_short() {
   set_threads(2);
@@ -241,6 +258,7 @@ void test_all() {
   test_threads_sleep();
   test_close_while_threads_write();
   test_calls_are_short();
+  test_no_descriptor_is_left();
   test_fork();
   check_helpers(0);
 }
