@@ -97,16 +97,16 @@ test: ## All checks and tests; installs what this machine lacks, as root or with
 	$(MAKE) --no-print-directory -j2 --output-sync=line types style native-test bytecode
 	$(MAKE) --no-print-directory pytest
 
-# What tests and ranks import is compiled once here: else each of four workers would compile all
+# What tests and ranks import is compiled once here: else each of five workers would compile all
 # tests, and all of PyTorch. The one test lets Hypothesis write its tables. `pytest` shows what is
 # wrong with a test that cannot be imported.
 bytecode: $(STAMP)
 	@$(BIN)/python -c "import tests.support.warm"
 	@$(BIN)/python -m pytest -q $(TESTS) -k any_text_is_read_or_refused > /dev/null || true
 
-# Files in the order of tests/conftest.py. Many tests wait, so two cores carry four of them.
+# Files in the order of tests/conftest.py. Many tests wait, so two cores carry five of them.
 pytest:
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) $(TESTS)
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 5 $(BY_FILE) $(TESTS)
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
