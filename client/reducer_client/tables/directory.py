@@ -165,9 +165,9 @@ class Directory:
         if self._is_closed:
             return
         self._silent.clear()
-        for wish in wishes:
-            self._fulfil(wish)
-            with self._changed:
+        self._fulfil(wishes)
+        with self._changed:
+            for wish in wishes:
                 if self._wishes.get((wish.kind, wish.partition)) is wish:
                     del self._wishes[wish.kind, wish.partition]
         if self._decides and not wishes:
@@ -182,13 +182,18 @@ class Directory:
             self._record, self._document = record, document
         self._apply(document)
 
-    def _fulfil(self, wish: Wish) -> None:
-        if wish.kind == "lost":  # the newest document decides whether the loss is final
-            self._learn(self._registry.get(self._name))
-        if wish.kind == "lost" and (why := self._why_lost(wish)):
-            self._lose(wish.partition, why)
-        elif self._decides:
-            self._cas(lambda document: self._decision(document, wish))
+    def _fulfil(self, wishes: list[Wish]) -> None:
+        """One change of the record for all wishes: a dead reducer had many partitions."""
+        due = []
+        for wish in wishes:
+            if wish.kind == "lost":  # the newest document decides whether the loss is final
+                self._learn(self._registry.get(self._name))
+            if wish.kind == "lost" and (why := self._why_lost(wish)):
+                self._lose(wish.partition, why)
+            else:
+                due.append(wish)
+        if self._decides and due:
+            self._cas(lambda document: self._decide(document, due))
 
     def _why_lost(self, wish: Wish) -> str:
         """Why nobody has the partition, whose primary has started again; "" if somebody may."""
@@ -203,6 +208,12 @@ class Directory:
         if answer is None or answer[1] == entry.backup.incarnation:
             return ""
         return "its primary and its backup have started again"
+
+    def _decide(self, document: PlacesDocument, wishes: list[Wish]) -> PlacesDocument | None:
+        wanted = document
+        for wish in wishes:
+            wanted = self._decision(wanted, wish) or wanted
+        return None if wanted is document else wanted
 
     def _decision(self, document: PlacesDocument, wish: Wish) -> PlacesDocument | None:
         number, term = wish.partition, wish.term

@@ -49,11 +49,11 @@ class Worker:
     def tell(self, kind: str, partition: int, term: int, reducer: bytes = b"") -> None:
         self.directory.tell(Wish(kind, partition, term, reducer))
 
-    def tell_all(self, *wishes: tuple[str, int]) -> None:
+    def tell_all(self, *wishes: tuple[str, int] | tuple[str, int, bytes]) -> None:
         """Tell wishes of term 1, so that they are decided together."""
         with self.directory._changed:
-            for kind, partition in wishes:
-                self.directory._wishes[kind, partition] = Wish(kind, partition, 1)
+            for kind, partition, *reducer in wishes:
+                self.directory._wishes[kind, partition] = Wish(kind, partition, 1, *reducer)
             self.directory._changed.notify_all()
 
     @property
@@ -186,6 +186,18 @@ def test_a_primary_has_its_time_though_it_was_too_late_as_a_backup(
     worker.tell_all(("failed", 0), ("failed", 1))
     wait_until(lambda: worker.has_decided, SECONDS)
     assert worker.entry(0).term == worker.entry(1).term == 1
+
+
+def test_what_one_death_costs_is_decided_in_one_change(
+    start: Start, answers: dict[str, bytes]
+) -> None:
+    """The record is on a disk, and a dead reducer may have had many partitions."""
+    worker = start()
+    del answers["a:1"]  # the primary of partition 0, and the backup of partition 2
+    worker.tell_all(("failed", 0), ("alone", 2, name(0)))
+    wait_until(lambda: worker.has_decided, SECONDS)
+    assert [worker.entry(number).term for number in range(3)] == [2, 1, 2]
+    assert len(worker.documents) == 1
 
 
 def test_a_backup_that_does_not_answer_becomes_no_primary(
