@@ -35,8 +35,9 @@ class Engine {
   std::optional<Failure> failure();
 
   std::optional<std::string> check(const Submission& submission) const;
-  // If it returns a failure or throws std::bad_alloc, nothing was submitted. Otherwise the
-  // operation will finish, with or without a failure, and the engine owns the target until then.
+  // If it returns a failure or throws std::bad_alloc, or std::system_error because the system has
+  // no thread that watches the source (DeviceWords), nothing was submitted. Otherwise the operation
+  // will finish, with or without a failure, and the engine owns the target until then.
   std::optional<Failure> submit(const Submission& submission, OperationRef* operation);
   // Returns true when the operation is finished; false after `seconds`, or earlier on a signal.
   bool wait(const OperationRef& operation, double seconds);

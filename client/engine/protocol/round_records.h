@@ -88,7 +88,7 @@ struct Round {
   // is the target (an in-place all-reduce), and there is no residual. Then a chunk is copied just
   // before it is sent.
   // Elements of `source` from `filled` on are not there yet.
-  // `users`: how many receivers and copying threads use this memory now.
+  // `users`: how many threads receive into, copy from or watch this memory now.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   uint32_t users = 0;

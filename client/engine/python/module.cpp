@@ -114,6 +114,9 @@ class PyEngine {
       const WithoutGil without_gil;
       OperationRef taken;
       failure = engine.submit(submission, &taken);
+    } catch (const std::system_error& error) {  // no thread that watches the source
+      notified_.erase(submission.operation.get());
+      raise({ErrorCode::kUnavailable, error.what(), "resources"});
     } catch (const std::bad_alloc&) {
       notified_.erase(submission.operation.get());
       throw;
