@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
+from reducer_client.group import Group
 from reducer_client.torch.calls.group_calls import GroupCalls
 from reducer_client.torch.calls.key_scopes import main_prefix
 from reducer_client.torch.calls.works import CallWork, Handle
@@ -58,7 +59,8 @@ class FlatReduction:
 
     def _way(self, packing: Packing, op: Any) -> Way:
         """How the values of tensors on a device go to the host and back."""
-        if op.op == dist.ReduceOp.PREMUL_SUM:  # multiplied on the host, as a whole
+        # A single rank copies at once and rounds nothing. PREMUL_SUM multiplies on the host.
+        if not isinstance(self._calls.group, Group) or op.op == dist.ReduceOp.PREMUL_SUM:
             return Way()
         wire_dtype = narrow(packing.dtype, packing.nbytes, op, self._wire_dtype)
         carried = carried_dtype(packing.dtype, wire_dtype)
