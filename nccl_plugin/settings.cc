@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <functional>
@@ -99,6 +100,29 @@ Show shown(Number Owner::* member) {
   };
 }
 
+// Numbers from 1 on, one for each reducer; the engine checks how many.
+std::string parse_weights(Settings* settings, const std::string& value) {
+  settings->weights.clear();
+  for (size_t from = 0; from <= value.size();) {
+    const size_t comma = std::min(value.find(',', from), value.size());
+    uint32_t weight = 0;
+    if (!parse_integer(value.substr(from, comma - from), &weight, 1, 4'096).empty()) {
+      return "numbers such as 3,3,1";
+    }
+    settings->weights.push_back(weight);
+    from = comma + 1;
+  }
+  return "";
+}
+
+std::string show_weights(const Settings& settings) {
+  std::string shown;
+  for (const uint32_t weight : settings.weights) {
+    shown += (shown.empty() ? "" : ",") + std::to_string(weight);
+  }
+  return shown;
+}
+
 std::string parse_transport(Settings* settings, const std::string& value) {
   if (value != "auto" && value != "tcp") return "auto or tcp";
   settings->local_sockets = value == "auto";
@@ -155,6 +179,13 @@ const std::vector<Parameter>& parameters() {
        seconds(&S::worker_silence), shown(&S::worker_silence)},
       {"REDUCER_WAIT", "seconds that requests wait for a reducer when none is left",
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},
+      {"REDUCER_MIN_REDUCERS", "number of reducers without which a communicator does not start",
+       integer(&S::min_reducers, 1, kMaxReducers), shown(&S::min_reducers)},
+      {"REDUCER_WEIGHTS", "shares of the work for each reducer, such as 3,3,1; empty: equal shares",
+       parse_weights, show_weights},
+      {"REDUCER_DIGEST_EVERY",
+       "rounds of a key after which the ranks compare their results; 0: never",
+       integer(&S::digest_every, 0, UINT32_MAX), shown(&S::digest_every)},
       {"REDUCER_IO_THREADS",
        "threads of a communicator that move bytes, 1 to 16; 0: by the NIC's rate",
        integer(&S::loops, 0, kMaxLoops), shown(&S::loops)},

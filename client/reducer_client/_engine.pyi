@@ -90,8 +90,11 @@ class Engine:
         Raises ValueError if PROTOCOL.md does not allow an option or the trace file cannot be made,
         and EngineError if `tls` is given and the machine has no OpenSSL.
         """
-    def connect(self) -> None:
-        """Return when every lane has welcomed this rank. Raises EngineError."""
+    def connect(self, timeout: float) -> bool:
+        """Whether every lane has welcomed this rank, after `timeout` seconds at the latest.
+
+        If not, call again. Raises EngineError.
+        """
     def submit(
         self,
         collective: int,

@@ -6,9 +6,9 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from reducer_client.config.hosting import daemon_environment
 from reducer_client.errors import of_hosted
 from reducer_client.hosted.child_daemon import ChildDaemon
-from reducer_client.hosting_config import daemon_environment
 from reducer_client.reports import logger
 
 

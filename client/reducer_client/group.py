@@ -32,6 +32,7 @@ from reducer_client.hosted.reducers import Reducers
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.parts import DeviceWords, Parts
 from reducer_client.reports import StallReports
+from reducer_client.trust import Trust
 from reducer_client.work import Timeout, Work, WorkContext
 
 # Kinds of calls whose key is optional.
@@ -50,12 +51,15 @@ class Group:
     may come in any order. Keys that begin with ``~`` are reserved for the client.
     """
 
-    def __init__(self, settings: Settings, engine: Engine, reducers: Reducers) -> None:
-        self._begin(settings, engine, reducers)
+    def __init__(
+        self, settings: Settings, engine: Engine, reducers: Reducers, trust: Trust
+    ) -> None:
+        self._begin(settings, engine, reducers, trust)
 
-    def _begin(self, settings: Settings, engine: Engine, reducers: Reducers) -> None:
+    def _begin(self, settings: Settings, engine: Engine, reducers: Reducers, trust: Trust) -> None:
         """Go on with this engine. Works of an engine before it stay as they are."""
         self._settings = settings
+        self._trust = trust
         self._reducers = reducers
         self._engine = engine
         self._end_on_interrupt = EndOnInterrupt(lambda _: engine.abort())
@@ -102,6 +106,11 @@ class Group:
     def settings(self) -> Settings:
         """The settings with which the group was made."""
         return self._settings
+
+    @property
+    def trust(self) -> Trust:
+        """How this worker and the dedicated reducers prove who they are."""
+        return self._trust
 
     @property
     def reducers_in_use(self) -> Reducers:

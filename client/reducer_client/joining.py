@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 
 from reducer.cluster.discovery import OWN_CLUSTER_JOB
 from reducer.wire.handshake import job_key
-from reducer_client import config, debug, hosting_config
+from reducer_client import config, debug
+from reducer_client.config import Given
+from reducer_client.config.hosting import (
+    find_launch,
+    find_meeting,
+    needs_meeting,
+    resolve_hosting,
+)
 from reducer_client.engine import Engine, EngineError
 from reducer_client.errors import JoinError, from_engine, of_hosted
 from reducer_client.group import Group
@@ -22,6 +29,7 @@ from reducer_client.reports import logger
 from reducer_client.trust import Trust, resolve_trust
 
 _GRACE = 5.0
+_TELL_SECONDS = 1.0  # between two looks at what the engine has to tell
 # The reducers of a run are up, or have been down for long.
 _GRACE_BESIDE = 1.0
 
@@ -38,8 +46,8 @@ def connect(
     silence: float | None = None,
     worker_silence: float | None = None,
     reducer_wait: float | None = None,
-    on_overflow: config.OnOverflow = "flag",
-    on_nonfinite: config.OnNonfinite = "propagate",
+    on_overflow: config.OnOverflow | None = None,
+    on_nonfinite: config.OnNonfinite | None = None,
     chunk_table: Sequence[tuple[int, int]] | None = None,
     weights: Sequence[int] | None = None,
     min_reducers: int | None = None,
@@ -50,6 +58,7 @@ def connect(
     io_threads: int | None = None,
     timeline: str | None = None,
     hosted: Hosted | None = None,
+    cuda_wait: config.CudaWait | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -75,7 +84,8 @@ def connect(
         connect_timeout: seconds in which all reducers must be reached and all ranks must join. By
             default ``REDUCER_CONNECT_TIMEOUT``, else 60.
         step_timeout: default timeout in seconds of ``Work.wait`` and ``barrier`` (else 300), and
-            timeout of a DDP bucket (else the timeout of the module's process group).
+            timeout of a DDP bucket (else the timeout of the module's process group). By default
+            ``REDUCER_STEP_TIMEOUT``.
         silence: seconds without a byte after which this worker suspects a reducer. The other
             reducers then take over its part of the work. By default ``REDUCER_SILENCE``, else 1.
         worker_silence: seconds (1 to 3600) without a byte after which the reducers declare a worker
@@ -85,16 +95,19 @@ def connect(
         reducer_wait: seconds for which open rounds wait for a reducer while none is live. By
             default ``REDUCER_WAIT``, else 30.
         on_overflow: ``"error"`` makes ``wait`` raise NumericError if an integer result wrapped.
-            ``"flag"`` only sets ``Work.overflow``.
+            ``"flag"`` only sets ``Work.overflow``. By default ``REDUCER_ON_OVERFLOW``, else
+            ``"flag"``.
         on_nonfinite: ``"error"`` makes ``wait`` raise NumericError if a contribution or the result
             has NaN or Inf. The error names the contributing rank, with the same text on every rank
             that uses ``"error"``, and the group stays usable. ``"propagate"`` returns the values
             and only sets ``Work.nonfinite`` and ``Work.nonfinite_rank``; gradient scalers need it.
+            By default ``REDUCER_ON_NONFINITE``, else ``"propagate"``.
         chunk_table: rows of (minimum bytes of a round, bytes of its chunks), ascending from 0. The
-            default depends on the number of reducers. All ranks use the table of rank 0.
+            default is ``REDUCER_CHUNK_TABLE``, such as ``0:64KiB,1MiB:256KiB``, else depends on the
+            number of reducers. All ranks use the table of rank 0.
         weights: shares of the work for each reducer of ``addresses``, such as ``(3, 3, 1)`` for
-            NICs of 30, 30 and 10 Gbit/s. By default all reducers get the same share. All ranks use
-            the weights of rank 0.
+            NICs of 30, 30 and 10 Gbit/s. By default ``REDUCER_WEIGHTS``, else all reducers get the
+            same share. All ranks use the weights of rank 0.
         min_reducers: number of reducers without which the job does not start. If some reducers do
             not answer within 5 s, the job starts without them, and takes them in when they come. By
             default ``REDUCER_MIN_REDUCERS``, else 1. All ranks use the value of rank 0.
@@ -121,6 +134,9 @@ def connect(
             reducers, or if the launcher's variables show more workers than reducers, on several
             machines, and hosted reducers shorten the network time. True and False decide. By
             default ``REDUCER_HOSTED``, else ``"auto"``. Equal on all ranks. See docs/hosted.md.
+        cuda_wait: ``"stream"`` makes only the stream wait for results on CUDA devices, as NCCL
+            does; ``"host"`` makes the host wait. By default ``REDUCER_CUDA_WAIT``, else ``"host"``.
+            See docs/gpu.md.
         key: the reducers' key as bytes, for programs that fetch secrets themselves.
         key_file: file with the reducers' key or this job's key, as ``reducer keygen`` writes it;
             "" means none. Every reducer must prove that it has the key. By default
@@ -145,61 +161,72 @@ def connect(
         ProtocolError: the process at an address is not a reducer, or (ProtocolVersionError) has
             another major version of the protocol.
     """
+    return connect_given(
+        Given(
+            addresses=addresses,
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            run_id=run_id,
+            connect_timeout=connect_timeout,
+            step_timeout=step_timeout,
+            silence=silence,
+            worker_silence=worker_silence,
+            reducer_wait=reducer_wait,
+            on_overflow=on_overflow,
+            on_nonfinite=on_nonfinite,
+            chunk_table=chunk_table,
+            weights=weights,
+            min_reducers=min_reducers,
+            transport=transport,
+            congestion=congestion,
+            source=source,
+            digest_every=digest_every,
+            io_threads=io_threads,
+            timeline=None if timeline is None else os.fspath(timeline),
+            hosted=hosted,
+            cuda_wait=cuda_wait,
+            key=key,
+            key_file=key_file,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_ca=tls_ca,
+        )
+    )
+
+
+def connect_given(given: Given) -> Group:
+    """`connect` with these settings."""
     debug.follow_environment()
-    dedicated = config.find_dedicated(addresses)
-    hosting = hosting_config.resolve_hosting(hosted, congestion)
-    if weights:
+    dedicated = config.find_dedicated(given.addresses)
+    hosting = resolve_hosting(given)
+    if given.weights:
         hosting = hosting.with_weights_given()
-    if "#" in (run_id or ""):  # some ranks of a run, which have its reducers
+    if "#" in (given.run_id or ""):  # some ranks of a run, which have its reducers
         hosting = replace(hosting, wanted=False)
     # Before hosted reducers are known: a cluster that lists its reducers names the job as well.
-    job = config.find_job(addresses, job)
+    job = config.find_job(given.addresses, given.job)
     if job is None and not dedicated and hosting.wanted:
         job = OWN_CLUSTER_JOB  # hosted reducers serve no other job
-    resolve = partial(
-        config.resolve,
-        job=job,
-        rank=rank,
-        world_size=world_size,
-        run_id=run_id,
-        connect_timeout=connect_timeout,
-        step_timeout=step_timeout,
-        silence=silence,
-        worker_silence=worker_silence,
-        reducer_wait=reducer_wait,
-        on_overflow=on_overflow,
-        on_nonfinite=on_nonfinite,
-        chunk_table=chunk_table,
-        min_reducers=min_reducers,
-        transport=transport,
-        congestion=congestion,
-        source=source,
-        digest_every=digest_every,
-        io_threads=io_threads,
-        timeline=timeline,
-    )
-    trust = partial(resolve_trust, key, key_file, tls_cert, tls_key, tls_ca)
-    size = config.find_world_size(rank, world_size)
-    _, here = config.find_local_ranks()
-    tls = config.resolve_tls(tls_cert, tls_key, tls_ca) is not None
-    if not hosting_config.needs_meeting(
-        hosting, len(dedicated), size, several_machines=(here or size) < size, tls=tls
-    ):
-        settings = resolve(addresses, weights=weights)
-        return join(settings, trust(job=settings.job), Reducers(settings.addresses))
-    reducers = _meet(
-        resolve,
-        hosting,
-        dedicated,
-        trust,
-        one_machine=here == size,
-        launch=hosting_config.find_launch(run_id) or job or "",
-    )
+    given = replace(given, job=job)
+    if not _needs_meeting(given, hosting, len(dedicated)):
+        settings = config.resolve(given)
+        return join(settings, resolve_trust(settings.job, given), Reducers(settings.addresses))
+    reducers = _meet(given, hosting, dedicated)
     with reducers.stopped_on_error():
-        settings = resolve(reducers.addresses, weights=reducers.weights)
+        given = replace(given, addresses=reducers.addresses, weights=reducers.weights)
+        settings = config.resolve(given)
         if settings.rank == 0:
             _warn_of_flat_ranks(reducers)
-        return join(settings, trust(job=settings.job), reducers)
+        return join(settings, resolve_trust(settings.job, given), reducers)
+
+
+def _needs_meeting(given: Given, hosting: Hosting, dedicated: int) -> bool:
+    size = config.find_world_size(given.rank, given.world_size)
+    _, here = config.find_local_ranks()
+    tls = config.resolve_tls(given.tls_cert, given.tls_key, given.tls_ca) is not None
+    several = (here or size) < size
+    return needs_meeting(hosting, dedicated, size, several_machines=several, tls=tls)
 
 
 def join(
@@ -212,7 +239,7 @@ def join(
     engine = make_engine(settings, trust, reducers, grace)
     start(engine)
     debug.joined(settings, engine, trust.mode, reducers)
-    return Group(settings, engine, reducers)
+    return Group(settings, engine, reducers, trust)
 
 
 def make_engine(
@@ -259,9 +286,11 @@ def make_engine(
 
 
 def start(engine: Engine) -> None:
-    """Return when the engine has joined its run. Raises ReducerErrors."""
+    """Return when the engine has joined its run. Logs whom it waits for. Raises ReducerErrors."""
     try:
-        engine.connect()
+        while not engine.connect(_TELL_SECONDS):
+            for line in engine.take_reports():
+                logger.warning("%s", line)
     except EngineError as error:
         raise from_engine(error.args) from None
 
@@ -284,8 +313,7 @@ def join_beside(
         connect_timeout=connect_timeout,
         step_timeout=step_timeout,
     )
-    trust = resolve_trust(job=settings.job)
-    return join(settings, trust, group.reducers_in_use.of_others(), _GRACE_BESIDE)
+    return join(settings, group.trust, group.reducers_in_use.of_others(), _GRACE_BESIDE)
 
 
 def _warn_of_flat_ranks(reducers: Reducers) -> None:
@@ -300,30 +328,27 @@ def _warn_of_flat_ranks(reducers: Reducers) -> None:
         )
 
 
-def _meet(
-    resolve: Callable[..., config.Settings],
-    hosting: Hosting,
-    dedicated: tuple[str, ...],
-    trust_of: Callable[..., Trust],
-    *,
-    one_machine: bool,
-    launch: str,
-) -> Reducers:
+def _meet(given: Given, hosting: Hosting, dedicated: tuple[str, ...]) -> Reducers:
     """Meet all other ranks over the dedicated reducers, or over one of rank 0."""
-    places = dedicated or (hosting_config.find_meeting(one_machine),)
-    settings = resolve(places, min_reducers=1, timeline="")
+    _, here = config.find_local_ranks()
+    one_machine = here == config.find_world_size(given.rank, given.world_size)
+    places = dedicated or (find_meeting(one_machine),)
     # A run of its own: a rank that does not meet must not take the meeting for the job, and two
     # jobs must not meet each other.
+    launch = find_launch(given.run_id) or given.job or ""
     name = sha256(launch.encode()).hexdigest()[:32]
+    settings = config.resolve(
+        replace(given, addresses=places, weights=(), min_reducers=1, timeline="")
+    )
     settings = replace(settings, run_id=f"{name}#ranks")
-    trust = trust_of(job=settings.job)
-    here = Reducers(places) if dedicated else Reducers(places, (), ((0,),), trust.key)
+    trust = resolve_trust(settings.job, given)
+    meets_at = Reducers(places) if dedicated else Reducers(places, (), ((0,),), trust.key)
     with of_hosted(), ExitStack() as stack:
         if settings.rank == 0 and not dedicated:
             serving = reducer_of_rank_0(places[0], trust.key, settings.connect_timeout)
             stack.enter_context(serving)
         try:
-            group = stack.enter_context(join(settings, trust, here))
+            group = stack.enter_context(join(settings, trust, meets_at))
         except JoinError as error:
             raise JoinError(
                 "before the job starts, its ranks meet to choose the reducers (hosted and "

@@ -12,13 +12,13 @@ from collections.abc import Generator
 import numpy as np
 
 from reducer.cluster.addresses import split_address
+from reducer_client.config.hosting import hosted_environment
 from reducer_client.errors import JoinError, RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.hosted.child_daemon import ChildDaemon
 from reducer_client.hosted.failures import NotStartedError
 from reducer_client.hosted.hosted_reducer import key_file
 from reducer_client.hosted.meeting import Record
-from reducer_client.hosting_config import hosted_environment
 
 _MEMORY = "64MiB"
 

@@ -19,18 +19,11 @@ class Trust:
         return "tls" if self.tls else "psk" if self.key else "open"
 
 
-def resolve_trust(
-    key: bytes | None = None,
-    key_file: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_ca: str | None = None,
-    *,
-    job: str,
-) -> Trust:
+def resolve_trust(job: str, given: config.JobSettings | None = None) -> Trust:
     """Find the job's key or the certificates. Raises ValueError, also if both are given."""
-    of_job = config.resolve_key(job, key, key_file)
-    tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
+    given = config.JobSettings() if given is None else given
+    of_job = config.resolve_key(job, given.key, given.key_file)
+    tls = config.resolve_tls(given.tls_cert, given.tls_key, given.tls_ca)
     if of_job and tls:
         raise ValueError(
             "expected a key (key, key_file or REDUCER_KEY_FILE) or certificates (tls_cert, "

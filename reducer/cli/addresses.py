@@ -1,14 +1,19 @@
-"""Options and arguments of the commands that ask metrics ports."""
+"""How commands name the reducers: ``--addresses``, by default the reducers of the environment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from reducer.status.ask import DEFAULT_PORT, parse_address
+from reducer.cluster.addresses import DEFAULT_PORT, split_list
+from reducer.server import serve_options
+from reducer.status.ask import parse_address
 from reducer.status.here import find_here
+
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def seconds_option(
@@ -21,20 +26,31 @@ def seconds_option(
     )
 
 
-def status_addresses(given: Sequence[str]) -> list[str]:
-    """Return the addresses to ask, without duplicates: by default all reducers on this machine.
+def addresses_option(function: F) -> F:
+    """The option by which every command names the reducers."""
+    option = click.option(
+        "--addresses",
+        metavar="HOST:PORT,...",
+        help="Addresses of the reducers, as the workers have them. [default: those that `reducer "
+        "env` prints]",
+    )
+    return option(function)
 
-    A bad address ends the command with exit status 2.
+
+def status_addresses(given: str | None) -> list[str]:
+    """The reducers to ask, without duplicates.
+
+    By default these are the reducers that the environment names, else all on this machine, whose
+    metrics ports are known. A bad address ends the command with exit status 2.
     """
-    asked = list(dict.fromkeys(given)) or find_here() or [f"127.0.0.1:{DEFAULT_PORT}"]
-    refuse_bad(asked)
-    return asked
-
-
-def refuse_bad(addresses: Sequence[str]) -> None:
-    """End the command with exit status 2 if an address is bad."""
     try:
-        for address in addresses:
+        if given is None:
+            found = serve_options.find_cluster().addresses
+            asked = list(found.value) if found else find_here()
+        else:
+            asked = list(dict.fromkeys(split_list(given)))
+        for address in asked:
             parse_address(address)
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(f"--addresses: {error}") from None
+    return asked or [f"127.0.0.1:{DEFAULT_PORT}"]

@@ -8,22 +8,22 @@ import sys
 
 import click
 
-from reducer.cli.addresses import seconds_option, status_addresses
+from reducer.cli.addresses import addresses_option, seconds_option, status_addresses
 from reducer.status.ask import ask_all
 from reducer.status.summary import summarize
 from reducer.status.table import as_text
 
 
 @click.command("status")
-@click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
+@addresses_option
 @seconds_option("--timeout", 5.0)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
+def command(addresses: str | None, timeout: float, as_json: bool) -> None:
     """Print the jobs of running reducers, their late ranks, and their tables.
 
-    ADDRESS is host:port of a reducer's metrics port (--metrics-host and --metrics-port of `reducer
-    serve`). By default the command asks all reducers on this machine, hosted ones included. An
-    ADDRESS without a port means port 2223. WAITED FOR is the time, since the run began, during
+    Without --addresses, and if the environment names no reducers, the command asks all reducers on
+    this machine, hosted ones included. A reducer answers from another machine only if it serves
+    with --metrics-host. WAITED FOR is the time, since the run began, during
     which at least half of the ranks were waiting for this rank. SHARE is this time as a part of the
     run's time. Tables of a job have rows of their own: UPDATES counts updates of the whole table,
     STALENESS the updates between a pull and its update. The exit status is 1 if a reducer does not

@@ -1,4 +1,8 @@
-"""Asks running reducers for their statistics, on their metrics ports."""
+"""Asks running reducers for their statistics.
+
+An address is that of the port for workers, which answers an HTTP request with the address of the
+metrics port. The address of a metrics port works as well.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+from reducer.cluster.addresses import DEFAULT_PORT
+from reducer.status.redirect import redirected_to
 from reducer.status.summary import summarize
 
-DEFAULT_PORT = 2223
 _PAGE = "/api/stats"
 _MAX_ANSWER = 16 << 20
 _MAX_AT_ONCE = 32
@@ -39,6 +44,11 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, port or DEFAULT_PORT
 
 
+def join_address(host: str, port: int) -> str:
+    """``host:port``, or ``[ipv6]:port``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def ask_all(
     addresses: Sequence[str], seconds: float
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -60,13 +70,25 @@ def ask_all(
 def ask(address: str, seconds: float) -> dict[str, Any]:
     """The reducer's statistics; raises StatusError."""
     host, port = parse_address(address)
+    status, body, metrics = _get(address, host, port, seconds)
+    if metrics:
+        port = parse_address(metrics)[1]
+        try:
+            status, body, _ = _get(join_address(host, port), host, port, seconds)
+        except StatusError as error:
+            raise StatusError(f"{address}: its metrics are at {metrics}: {error}") from None
+    return _decoded(address, status, body)
+
+
+def _get(address: str, host: str, port: int, seconds: float) -> tuple[int, bytes, str]:
+    """The status and the body of the answer, and the address of the metrics if it names one."""
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
         connection.connect()
         with _deadline(connection.sock, seconds):
             connection.request("GET", _PAGE)
             with connection.getresponse() as answer:
-                body = answer.read(_MAX_ANSWER)
+                found = answer.status, answer.read(_MAX_ANSWER), redirected_to(answer.headers)
     except socket.gaierror as error:
         raise StatusError(f"{address}: {error.strerror}") from None
     except TimeoutError:
@@ -75,17 +97,17 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
         ) from None
     except (http.client.HTTPException, ConnectionResetError):
         raise StatusError(
-            f"{address}: what answers there is no metrics port of a reducer; workers connect to "
-            "another port (2222) than `reducer status` (2223, --metrics-port)"
+            f"{address}: what answers there is no reducer of this version: expected the address "
+            "of its port for workers (2222) or of its metrics (2223)"
         ) from None
     except OSError as error:
         raise StatusError(
-            f"{address}: {error.strerror}; does `reducer serve` run there, with its metrics on "
-            "this address (--metrics-host, loopback by default) and port (--metrics-port)?"
+            f"{address}: {error.strerror}; does `reducer serve` run there? (Its metrics are on "
+            "loopback unless it has --metrics-host)"
         ) from None
     finally:
         connection.close()
-    return _decoded(address, answer.status, body)
+    return found
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from tests.support.ports import free_port
 from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
 
-QUICK = ("--bandwidth-seconds", "0", "--metrics-port", "1")
+QUICK = ("--bandwidth-seconds", "0")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def the_fault(found: Any, code: str) -> str:
 
 def test_where_nothing_is_wrong_nothing_is_said(daemon: Daemon) -> None:
     with Daemon() as other:
-        arguments = ("--metrics-port", str(daemon.metrics_port), "--bandwidth-seconds", "0.1")
+        arguments = ("--bandwidth-seconds", "0.1")
         found = findings(daemon.address, other.address, arguments=arguments)
     assert found["healthy"]
     assert "all 2 reducers can be used from this host" in found["verdict"]

@@ -19,8 +19,8 @@ from reducer_client import (
     PeerLostError,
     ReducerUnavailableError,
     config,
-    hosting_config,
 )
+from reducer_client.config import hosting as hosting_config
 from reducer_client.hosted import hosted_reducer
 from reducer_client.hosted.hosted_reducer import HostedReducer
 from reducer_client.hosted.reducers import Reducers
@@ -276,8 +276,11 @@ def test_dedicated_reducers_keep_their_own_mode(certs: Files, key_file: str, mod
         )
         reducers = Reducers((daemon.address, own.start()), (1, 3), ((0,),), bytes(32), own)
         settings = config.resolve(
-            reducers.addresses, job="j", rank=0, world_size=1, weights=reducers.weights
-        )
+            config.Given(
+                addresses=reducers.addresses, job="j", rank=0, world_size=1,
+                weights=reducers.weights,
+            )
+        )  # fmt: skip
         with join(settings, trust, reducers) as group:
             ones = np.ones(1 << 20, np.float32)
             assert np.array_equal(group.all_reduce(ones).wait(30), ones)

@@ -39,8 +39,8 @@ def _work(
         group.all_reduce(values, key="grad").wait()
 
 
-def _addresses(daemons: list[Daemon]) -> list[str]:
-    return [f"127.0.0.1:{daemon.metrics_port}" for daemon in daemons]
+def _named(daemons: list[Daemon]) -> tuple[str, str]:
+    return "--addresses", ",".join(daemon.address for daemon in daemons)
 
 
 def test_who_is_late_is_plain_to_see(job: str, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_who_is_late_is_plain_to_see(job: str, tmp_path: Path) -> None:
             ranks.receive(rank, 60)
         wait_until(lambda: "absent for" in _table(daemons), 20, "the absent rank is shown")
         table = _table(daemons)
-        found = json.loads(run_cli("status", "--json", *_addresses(daemons)).stdout)
+        found = json.loads(run_cli("status", "--json", *_named(daemons)).stdout)
         metrics = daemons[0].get("/metrics")[1]
         ranks.send(LATE)
         assert all(o.error is None and o.reported for o in ranks.collect(60))
@@ -79,7 +79,7 @@ def test_who_is_late_is_plain_to_see(job: str, tmp_path: Path) -> None:
 
 
 def _table(daemons: list[Daemon]) -> str:
-    done = run_cli("status", *_addresses(daemons))
+    done = run_cli("status", *_named(daemons))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -99,20 +99,37 @@ def _lateness(metrics: str, job: str) -> dict[int, float]:
 def test_a_reducer_that_is_gone_is_named_and_the_others_are_shown() -> None:
     with Daemon() as here:
         with Daemon() as gone:
-            addresses = _addresses([here, gone])
-        done = run_cli("status", *addresses)
+            daemons = [here, gone]
+        done = run_cli("status", *_named(daemons))
     assert done.returncode == 1
-    assert addresses[0] in done.stdout
+    assert here.address in done.stdout
     assert "no job is running" in done.stdout
-    assert f"Error: {addresses[1]}: Connection refused" in done.stderr
-    assert addresses[0] not in done.stderr
+    assert f"Error: {gone.address}: Connection refused" in done.stderr
+    assert here.address not in done.stderr
 
 
-def test_the_port_of_the_workers_is_told_apart() -> None:
-    with Daemon() as daemon:
-        done = run_cli("status", daemon.address)
+def test_the_metrics_port_works_as_well_as_the_port_for_workers(key_file: str) -> None:
+    with Daemon("--key-file", key_file) as daemon:
+        for port in (daemon.address, f"127.0.0.1:{daemon.metrics_port}"):
+            done = run_cli("status", "--addresses", port)
+            assert done.returncode == 0, done.stderr
+            assert re.search(rf"^{port} ", done.stdout, re.M)
+
+
+def test_a_metrics_port_that_cannot_be_reached_is_named() -> None:
+    with Daemon("--metrics-host", "127.0.0.2") as daemon:
+        done = run_cli("status", "--addresses", daemon.address)
+        there = f"127.0.0.2:{daemon.metrics_port}"
     assert done.returncode == 1
-    assert f"{daemon.address}: what answers there is no metrics port" in done.stderr
+    assert f"Error: {daemon.address}: its metrics are at {there}: " in done.stderr
+    assert "--metrics-host" in done.stderr
+
+
+def test_the_environment_names_the_reducers() -> None:
+    with Daemon() as one, Daemon() as other:
+        done = run_cli("status", env={"REDUCER_ADDRS": one.address})
+    assert one.address in done.stdout
+    assert other.address not in done.stdout
 
 
 def test_status_without_an_address_shows_all_reducers_of_the_machine() -> None:

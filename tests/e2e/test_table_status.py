@@ -22,17 +22,19 @@ WAITS = r"step 5 waits [\d.]+ s for workers 1, 2; left out: worker 2 \(100% of t
 def daemon() -> Iterator[Daemon]:
     with Daemon(lanes=2) as running, tables(running.port, HOSTILE):
         address = f"127.0.0.1:{running.metrics_port}"
-        wait_until(lambda: "waits" in run_cli("status", address).stdout, 30, "step 5 waits")
+        wait_until(
+            lambda: "waits" in run_cli("status", "--addresses", address).stdout, 30, "step 5 waits"
+        )
         yield running
 
 
 def test_status_shows_the_tables_and_who_is_late(daemon: Daemon) -> None:
     address = f"127.0.0.1:{daemon.metrics_port}"
-    lines = run_cli("status", address).stdout.splitlines()
+    lines = run_cli("status", "--addresses", address).stdout.splitlines()
     title = lines.index(f"tables of job {HOSTILE!r}: 3 workers")
     assert re.match(r"  async +async +1/1 +160 B +3 +3 +p50 1, p99 3 +0 +0$", lines[title + 2])
     assert re.match(rf"  net +step, 2 of 3 +1/1 +160 B +4 +4 +- +0 +0 +{WAITS}$", lines[title + 3])
-    found = json.loads(run_cli("status", "--json", address).stdout)
+    found = json.loads(run_cli("status", "--json", "--addresses", address).stdout)
     table = found["tables"][1]
     assert (table["name"], table["step"], table["applied"]) == ("net", STEPS, 2 * 3 * STEPS)
     assert [late["worker"] for late in table["late"]] == [2, 1]  # whoever is later comes first
@@ -40,7 +42,7 @@ def test_status_shows_the_tables_and_who_is_late(daemon: Daemon) -> None:
 
 def test_top_shows_them(daemon: Daemon) -> None:
     address = f"127.0.0.1:{daemon.metrics_port}"
-    shown = run_cli("top", "--once", "--interval", "0.2", address).stdout
+    shown = run_cli("top", "--once", "--interval", "0.2", "--addresses", address).stdout
     shown = " ".join(shown.split())  # the last column is folded
     assert re.search(rf"net step, 2 of 3 1/1 160 B 4 0\.0 - 0 0 {WAITS}$", shown), shown
 

@@ -29,10 +29,10 @@ def test_one_picture_of_a_slow_rank_and_a_reducer_that_is_gone(job: str) -> None
     job += "\x1b[31m[red]"  # names must not control the terminal or rich
     with Daemon() as here:
         with Daemon() as gone:
-            addresses = [f"127.0.0.1:{daemon.metrics_port}" for daemon in (here, gone)]
+            addresses = [here.address, gone.address]
         with start_ranks(WORLD, work, [here.address], job, LATE, NAP, talk=True) as ranks:
             ranks.receive(0, 60)
-            done = run_cli("top", "--once", "--interval", "1.5", *addresses)
+            done = run_cli("top", "--once", "--interval", "1.5", "--addresses", ",".join(addresses))
             ranks.send(0)
             for rank in range(1, WORLD):
                 ranks.receive(rank)
@@ -86,7 +86,10 @@ def test_it_runs_until_it_is_told_to_end(
 ) -> None:
     with Daemon() as daemon:
         address = f"127.0.0.1:{daemon.metrics_port}"
-        with on_a_terminal("top", "--interval", "0.2", address) as (process, terminal):
+        with on_a_terminal("top", "--interval", "0.2", "--addresses", address) as (
+            process,
+            terminal,
+        ):
             before = termios.tcgetattr(terminal)
             for _ in range(3):
                 read_until(terminal, "no job is running")

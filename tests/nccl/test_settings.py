@@ -52,6 +52,11 @@ def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str
             "REDUCER_WIRE_DTYPE='int4': expected one of float32, float16, bfloat16, int8, float8_",
         ),
         (
+            {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_WEIGHTS": "3,,1"},
+            "WARN",
+            "REDUCER_WEIGHTS='3,,1': expected numbers such as 3,3,1",
+        ),
+        (
             {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_TLS_CA": "ca.pem"},
             "WARN",
             "the plugin has no mode tls: expected REDUCER_TLS_CA to be unset",

@@ -33,7 +33,8 @@ from tests.support.wait import AT_ONCE, wait_until
 from tests.support.worker import Worker, connect, crc32c, frame_of
 
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(190)
-HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def plain(port: int) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize("data", [HTTP, TLS_HELLO, bytes(64), b"\xff" * 4096, b"ORSQ"])
+@pytest.mark.parametrize("data", [POST, TLS_HELLO, b"GET x", bytes(64), b"\xff" * 4096, b"ORSQ"])
 def test_garbage_is_closed_at_once(daemon: Daemon, data: bytes) -> None:
     refused = daemon.stats()["refused"].get("garbage", 0)
     with plain(daemon.port) as sock:
@@ -80,6 +81,21 @@ def test_garbage_is_closed_at_once(daemon: Daemon, data: bytes) -> None:
         assert read_to_end(sock) == b""
         assert time.monotonic() - start < AT_ONCE
     assert daemon.stats()["refused"]["garbage"] == refused + 1
+
+
+@pytest.mark.parametrize("split", [1, len(GET)])
+def test_an_http_client_is_told_where_the_metrics_are(daemon: Daemon, split: int) -> None:
+    before = total_refused(daemon)
+    with plain(daemon.port) as sock:
+        for at in range(0, len(GET), split):
+            sock.sendall(GET[at : at + split])
+        answer = read_to_end(sock).decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 421 ")
+    assert f"\r\nReducer-Metrics: 127.0.0.1:{daemon.metrics_port}\r\n" in head
+    assert f"\r\nContent-Length: {len(body)}\r\n" in head
+    assert f"status page of this reducer is at 127.0.0.1:{daemon.metrics_port} " in body
+    assert total_refused(daemon) == before
 
 
 def test_random_bytes_and_one_log_line(daemon: Daemon) -> None:

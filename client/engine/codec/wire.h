@@ -33,6 +33,10 @@ constexpr size_t kMaxJobBytes = 128;
 constexpr size_t kMaxRunIdBytes = 128;
 constexpr size_t kMaxChunkTableRows = 16;
 constexpr size_t kMaxHeartbeatEntries = 4'096;
+// How HTTP begins, and what to say of a server that answers so in place of a reducer.
+constexpr char kHttp[] = "HTTP";
+constexpr char kIsHttp[] =
+    "answers HTTP: it is no port for workers (2222, --port), but perhaps the metrics port (2223)";
 constexpr uint64_t kMaxReducers = 4'096;
 constexpr uint64_t kMaxWeighted = 512;   // reducers of a job whose weights differ
 constexpr uint64_t kMaxWeights = 4'096;  // sum of the weights

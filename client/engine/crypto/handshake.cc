@@ -55,6 +55,7 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
         "answered with a frame and no proof of the key: it has no key (start it with --key-file), "
         "or cannot accept connections (see its log)");
   }
+  if (magic == kHttp) return unproven(kIsHttp);
   if (magic != "ORSP") return unproven("sent no proof of the key: it is not a reducer");
   if (answer_.size() < kPrefaceSize) return std::nullopt;
   Preface theirs;

@@ -179,7 +179,8 @@ void TlsStream::refuse_foreign() {
   Preface theirs;
   const auto* raw = reinterpret_cast<const uint8_t*>(first_.data());
   if (first_.size() < kPrefaceSize || unpack_preface(raw, &theirs) != nullptr) {
-    return refuse("does not speak TLS: it is not a reducer");
+    const bool http = first_.compare(0, 4, kHttp) == 0;
+    return refuse(http ? kIsHttp : "does not speak TLS: it is not a reducer");
   }
   if (theirs.major != kProtocolMajor) {
     return refuse("speaks protocol " + version(theirs) + ", this client " + version(Preface()) +

@@ -94,8 +94,11 @@ std::optional<Failure> Receiver::check_first_bytes() {
     return std::nullopt;
   }
   if (std::memcmp(bytes, "ORSP", 4) != 0) {
-    return broken(ErrorCode::kProtocol, "this is not a reducer: the first bytes are " +
-                                            shown(bytes, std::min<size_t>(have(), 16)));
+    const std::string_view first(reinterpret_cast<const char*>(bytes), 4);
+    return broken(ErrorCode::kProtocol,
+                  first == kHttp ? std::string("this ") + kIsHttp
+                                 : "this is not a reducer: the first bytes are " +
+                                       shown(bytes, std::min<size_t>(have(), 16)));
   }
   if (have() < kPrefaceSize) return std::nullopt;
   Preface theirs;

@@ -18,6 +18,9 @@ constexpr size_t kMaxRanksShown = 16;
 // A reducer that answers has proved that all ranks are here. The others then have this many seconds
 // at least.
 constexpr double kLeastGrace = 1.0;
+// Seconds of waiting for others before a worker says so, and until it says so again.
+constexpr double kTellAfter = 3.0;
+constexpr double kTellEvery = 10.0;
 constexpr uint32_t kElasticMinor = 3;  // the minor version that brought runs that lose ranks
 
 uint32_t in_ms(double value) { return static_cast<uint32_t>(std::lround(value * 1000)); }
@@ -324,6 +327,7 @@ std::optional<Failure> Joining::watch(double now) {
     arbiter_at_ = now;
     lanes_.want(++arbiter_, 0);
   }
+  tell_for_whom(now);
   return run_.options.rank == 0 ? maybe_join(now) : std::nullopt;
 }
 
@@ -373,42 +377,69 @@ std::optional<Failure> Joining::take_rules() {
   return std::nullopt;
 }
 
+Joining::Missing Joining::missing() const {
+  Missing found;
+  std::set<uint32_t> absent, answered;
+  for (const Lane* lane : lanes_.all()) {
+    if (lane->phase < Phase::kPending) {
+      if (!found.reducers.empty()) found.reducers += ", ";
+      found.reducers += lanes_.reducer_of(*lane).address;
+      found.host = run_.options.host_of(lane->reducer);
+      if (lane->number != 0) found.reducers += " (lane " + std::to_string(lane->number) + ")";
+      if (!lane->trouble.empty()) found.reducers += " (" + lane->trouble + ")";
+      continue;
+    }
+    answered.insert(lane->reducer);
+    if (lane->phase == Phase::kPending) {
+      absent.insert(lane->pending.absent.begin(), lane->pending.absent.end());
+      found.rank_count = std::max(found.rank_count, lane->pending.absent_count);
+    }
+  }
+  found.answered = static_cast<uint32_t>(answered.size());
+  found.ranks.assign(absent.begin(), absent.end());
+  found.rank_count = std::max<uint64_t>(found.rank_count, absent.size());
+  return found;
+}
+
+// Tells the user from time to time whom the worker waits for. The job does not wait long for more
+// reducers than it needs. If ranks are missing, rank 0 tells, or all others if rank 0 is missing.
+void Joining::tell_for_whom(double now) {
+  if (now - opened_at_ < kTellAfter || (told_at_ >= 0 && now - told_at_ < kTellEvery)) return;
+  const Missing found = missing();
+  std::string whom;
+  if (!found.reducers.empty() && found.answered < run_.options.min_reducers) {
+    whom = "reducer " + found.reducers;
+  } else if (found.rank_count != 0 &&
+             (run_.options.rank == 0 || (!found.ranks.empty() && found.ranks.front() == 0))) {
+    whom = rank_names(found.ranks, found.rank_count, kMaxRanksShown) + " of " +
+           std::to_string(run_.options.world_size);
+  }
+  if (whom.empty()) return;
+  told_at_ = now;
+  const double left = std::ceil(run_.options.connect_timeout - (now - opened_at_));
+  reports_.push("job '" + run_.options.job + "' waits for " + whom + "; " + as_set(left) + " left");
+}
+
 // The failure of a join that timed out. Names the reducers that did not answer; if all did, the
 // ranks that did not come.
 Failure Joining::not_joined() const {
   const std::string within = " within " + as_set(run_.options.connect_timeout);
-  std::string silent;
-  std::optional<uint32_t> host;
-  std::set<uint32_t> absent;
-  uint64_t absent_count = 0;
-  for (const Lane* lane : lanes_.all()) {
-    if (lane->phase < Phase::kPending) {
-      if (!silent.empty()) silent += ", ";
-      silent += lanes_.reducer_of(*lane).address;
-      host = run_.options.host_of(lane->reducer);
-      if (lane->number != 0) silent += " (lane " + std::to_string(lane->number) + ")";
-      if (!lane->trouble.empty()) silent += " (" + lane->trouble + ")";
-    } else if (lane->phase == Phase::kPending) {
-      absent.insert(lane->pending.absent.begin(), lane->pending.absent.end());
-      absent_count = std::max(absent_count, lane->pending.absent_count);
-    }
-  }
-  if (!silent.empty()) {
+  const Missing found = missing();
+  if (!found.reducers.empty()) {
     return {ErrorCode::kUnavailable,
-            "no reducer answered at " + silent + within +
-                (host ? ": is rank " + std::to_string(*host) + ", which starts it, running?"
-                      : ": is `reducer serve` running there?"),
+            "no reducer answered at " + found.reducers + within +
+                (found.host
+                     ? ": is rank " + std::to_string(*found.host) + ", which starts it, running?"
+                     : ": is `reducer serve` running there?"),
             "unreachable"};
   }
-  const std::vector<uint32_t> ranks(absent.begin(), absent.end());
-  absent_count = std::max<uint64_t>(absent_count, ranks.size());
-  const bool one = absent_count == 1;
+  const bool one = found.rank_count == 1;
   return {ErrorCode::kJoin,
-          rank_names(ranks, absent_count, kMaxRanksShown) + " of " +
+          rank_names(found.ranks, found.rank_count, kMaxRanksShown) + " of " +
               std::to_string(run_.options.world_size) + (one ? " has" : " have") +
               " not joined job '" + run_.options.job + "'" + within +
               ": were all workers started with the same addresses and job?",
-          "absent", one && !ranks.empty() ? int64_t{ranks.front()} : -1};
+          "absent", one && !found.ranks.empty() ? int64_t{found.ranks.front()} : -1};
 }
 
 }  // namespace ors

@@ -67,16 +67,13 @@ class PyEngine {
 
   bool forked() const { return fork_generation() != generation_; }
 
-  void connect() {
+  bool connect(double timeout) {
     Engine& engine = alive();
+    if (!started_) start(engine);
+    bool joined = false;
     try {
-      const WithoutGil without_gil;
-      engine.start();
-    } catch (const std::system_error& error) {
-      raise({ErrorCode::kUnavailable, error.what(), "resources"});
-    }
-    try {
-      wait_interruptible(1e9, [&](double seconds) { return engine.wait_joined(seconds); });
+      joined =
+          wait_interruptible(timeout, [&](double seconds) { return engine.wait_joined(seconds); });
     } catch (nb::python_error&) {
       abort();
       throw;
@@ -85,6 +82,7 @@ class PyEngine {
       abort();
       raise(*failure);
     }
+    return joined;
   }
 
   nb::object submit(int collective, int op, int dtype, bool wide, const std::string& key,
@@ -253,6 +251,16 @@ class PyEngine {
   }
 
  private:
+  void start(Engine& engine) {
+    try {
+      const WithoutGil without_gil;
+      engine.start();
+    } catch (const std::system_error& error) {
+      raise({ErrorCode::kUnavailable, error.what(), "resources"});
+    }
+    started_ = true;
+  }
+
   static nb::object wrap(const OperationRef& operation, std::shared_ptr<Pins> pins) {
     return nb::cast(new PyOperation(operation, std::move(pins), true),
                     nb::rv_policy::take_ownership);
@@ -285,6 +293,7 @@ class PyEngine {
   std::unordered_map<const Operation*, nb::object> notified_;  // for next_event()
   Engine* const engine_;  // must end before the members above: see the destructor
   const int generation_;
+  bool started_ = false;
 };
 
 // Raises ValueError if the engine cannot use an option.
@@ -388,7 +397,7 @@ NB_MODULE(_engine, m) {
            nb::arg("hosted_key") = nb::bytes("", 0), nb::arg("min_reducers") = 1,
            nb::arg("grace") = 5.0, nb::arg("elastic") = false,
            nb::arg("incarnation") = nb::bytes("", 0))
-      .def("connect", &PyEngine::connect)
+      .def("connect", &PyEngine::connect, nb::arg("timeout"))
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
            nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,

@@ -75,8 +75,12 @@ def connect(
     """
     debug.follow_environment()
     size = elastic_config.resolve_workers(workers)
-    resolved = config.resolve(addresses, job=job, rank=0, world_size=size, run_id="x", **settings)
-    trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=resolved.job)
+    given = config.Given(
+        addresses=addresses, job=job, rank=0, world_size=size, run_id="x", key=key,
+        key_file=key_file, tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca, **settings,
+    )  # fmt: skip
+    resolved = config.resolve(given)
+    trust = resolve_trust(resolved.job, given)
     terms = resolve_terms(
         resolved, trust, min_workers=min_workers, run_id=run_id, rank=rank, discover=discover,
         has_chunk_table="chunk_table" in settings,

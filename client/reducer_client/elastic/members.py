@@ -238,7 +238,7 @@ class ElasticGroup(Group):
 
     def _enter(self, settings: Settings, engine: Engine) -> None:
         reducers = Reducers(settings.addresses)
-        self._begin(settings, engine, reducers)
+        self._begin(settings, engine, reducers, self._terms.trust)
         self._synced = False
         self._flag = None
         self._views = Views(

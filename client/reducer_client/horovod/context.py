@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import reducer_client
-from reducer_client.config import resolve_seconds
+from reducer_client.config import find_value
 from reducer_client.errors import ReducerError
 from reducer_client.group import Group
 from reducer_client.horovod import config
@@ -296,7 +296,7 @@ def _patience(settings: config.HorovodSettings, start: int) -> float:
     """
     if start:
         return settings.elastic_timeout
-    patience = resolve_seconds("connect_timeout")
+    patience: float = find_value("connect_timeout")
     return max(settings.elastic_timeout if settings.elastic else 0.0, patience)
 
 
@@ -309,6 +309,6 @@ def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:
         rank=list(ranks).index(group.rank),
         world_size=len(ranks),
         run_id=f"{group.run_id}#{name}",
-        connect_timeout=resolve_seconds("connect_timeout"),
+        connect_timeout=find_value("connect_timeout"),
         step_timeout=None,
     )

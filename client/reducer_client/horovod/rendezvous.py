@@ -63,9 +63,9 @@ class Rendezvous:
         ``timeout``: seconds until a run must have begun.
         """
         settings = config.resolve(
-            rank=0, world_size=resolve_workers(), run_id="x", connect_timeout=timeout
+            config.Given(rank=0, world_size=resolve_workers(), run_id="x", connect_timeout=timeout)
         )
-        trust = resolve_trust(job=settings.job)
+        trust = resolve_trust(settings.job)
         self._terms = resolve_terms(settings, trust, survives=False)
         self._timeout = timeout
         self._pid = os.getpid()
@@ -115,7 +115,7 @@ class Rendezvous:
                 continue
             reducers = Reducers(settings.addresses)
             debug.joined(settings, self._engine, self._terms.trust.mode, reducers)
-            return Group(settings, self._engine, reducers)
+            return Group(settings, self._engine, reducers, self._terms.trust)
 
     def take_state(self) -> None:
         """Note that this process has the job's state from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reducer_client.config import JobSettings
 from reducer_client.registry.interface import Registry
 from reducer_client.tables.server import ParameterServer
 from reducer_client.tables.settings import resolve
@@ -81,6 +82,9 @@ def parameter_server(
         replicas=replicas,
         registry=registry if isinstance(registry, str) else None,
     )
-    trust = resolve_trust(key, key_file, tls_cert, tls_key, tls_ca, job=settings.job)
+    trust = resolve_trust(
+        settings.job,
+        JobSettings(key=key, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca),
+    )
     given = None if registry is None or isinstance(registry, str) else registry
     return ParameterServer(settings, trust, given if replicas else None)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from reducer_client import config
 
 READER = -1
+# A lane answers the heartbeats of a connection for tables, one each second. A partition with a
+# backup moves when its lane is silent, so the limit is shorter then.
+_LANE_SILENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,15 @@ def resolve(
     rank, size = (None, workers) if reader else config.find_worker(worker, workers)
     found = config.require_addresses(addresses).value
     _check_replicas(replicas, found)
-    # A partition with a backup moves when its lane is silent, so the limit is shorter then.
-    silence_of = "silence" if replicas else "lane_silence"
     return Settings(
         addresses=found,
         job=config.require_job(addresses, job),
         worker=READER if rank is None else rank,
         workers=size,
         run_id=config.resolve_run_id(run_id),
-        connect_timeout=config.resolve_seconds("connect_timeout", connect_timeout),
-        reducer_wait=config.resolve_seconds("reducer_wait", reducer_wait),
-        silence=config.resolve_seconds(silence_of, silence),
+        connect_timeout=config.find_value("connect_timeout", connect_timeout),
+        reducer_wait=config.find_value("reducer_wait", reducer_wait),
+        silence=config.find_value("silence", silence, default=None if replicas else _LANE_SILENCE),
         timeout=config.DEFAULT_STEP_TIMEOUT if timeout is None else _above_zero(timeout),
         replicas=replicas,
         registry=config.resolve_registry(registry, found) if replicas else "",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reducer.cli.addresses import addresses_option
 from reducer_tools.bench.sweep import COLLECTIVES, DOWN, DTYPES, NARROW, OPS, Sweep
 from reducer_tools.cli.sizes import size_option
 
@@ -78,9 +79,7 @@ def _choice(
     default="bfloat16",
     help="Dtype of quantised results; same: that of the contributions.",
 )
-@click.option(
-    "--addresses", metavar="HOST:PORT,...", help="Addresses of the reducers. [env: REDUCER_ADDRS]"
-)
+@addresses_option
 @click.option("--local", type=click.IntRange(1, 64), help="Start this many reducers on this host.")
 @click.option(
     "--lanes", type=click.IntRange(1, 64), help="Lanes of each local reducer. [default: 1]"
@@ -183,11 +182,13 @@ def _resolve(given: dict[str, Any], stack: ExitStack) -> Settings:
         reducers = local_reducers(given["local"], lanes=given["lanes"] or 1)
         addresses = stack.enter_context(reducers)
     return config.resolve(
-        addresses,
-        job=given["job"] or (f"bench-{secrets.token_hex(4)}" if workers else "bench"),
-        rank=0 if workers else given["rank"],
-        world_size=workers or given["world_size"],
-        connect_timeout=given["connect_timeout"],
+        config.Given(
+            addresses=addresses,
+            job=given["job"] or (f"bench-{secrets.token_hex(4)}" if workers else "bench"),
+            rank=0 if workers else given["rank"],
+            world_size=workers or given["world_size"],
+            connect_timeout=given["connect_timeout"],
+        )
     )
 
 

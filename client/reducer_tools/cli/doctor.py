@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from reducer.cli.addresses import seconds_option
-from reducer.status.ask import DEFAULT_PORT
+from reducer.cli.addresses import addresses_option, seconds_option
 
 if TYPE_CHECKING:
     from reducer_tools.doctor.diagnosis import Diagnosis
 
 
 @click.command("doctor")
-@click.option(
-    "--addresses",
-    metavar="HOST:PORT,...",
-    help="Addresses of the reducers. [default: those that `reducer env` prints]",
-)
+@addresses_option
 @click.option(
     "--key-file",
     metavar="FILE",
@@ -42,12 +37,6 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Time to measure the bandwidth of each reducer, at most 10 s for all; 0: do not measure.",
 )
-@click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True,
-    metavar="PORT",
-    help="Metrics port of the reducers, which tells their release and clock. If it does not "
-    "answer, the command leaves these out.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     addresses: str | None,
@@ -55,7 +44,6 @@ def command(
     job: str | None,
     timeout: float,
     bandwidth: float,
-    metrics_port: int,
     as_json: bool,
 ) -> None:
     """Check whether a job could use the reducers from this host.
@@ -69,17 +57,18 @@ def command(
     not disturb running jobs, but its traffic takes a part of their network. The exit status is 1 if
     a job could not start here.
     """
-    from reducer_client import config, hosting_config
+    from reducer_client import config
+    from reducer_client.config.hosting import resolve_hosting
     from reducer_tools.doctor.diagnosis import diagnose
     from reducer_tools.doctor.hosting import diagnose_hosting
     from reducer_tools.doctor.reach import Login
 
     name = job or f"doctor-{secrets.token_hex(4)}"
     try:
-        hosting = hosting_config.resolve_hosting()
+        hosting = resolve_hosting()
         if not config.find_dedicated(addresses) and hosting.wanted:
             _show(diagnose_hosting(hosting, timeout), as_json)
-        settings = config.resolve(addresses, job=name, rank=0, world_size=1)
+        settings = config.resolve(config.Given(addresses=addresses, job=name, rank=0, world_size=1))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
@@ -88,7 +77,7 @@ def command(
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     login = Login(name, mode, key_file, timeout)
-    _show(diagnose(settings.addresses, login, metrics_port, bandwidth), as_json)
+    _show(diagnose(settings.addresses, login, bandwidth), as_json)
 
 
 def _show(found: Diagnosis, as_json: bool) -> NoReturn:

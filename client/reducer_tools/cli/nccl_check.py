@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from reducer.cli.addresses import refuse_bad
+from reducer.cli.addresses import addresses_option, status_addresses
 from reducer_tools.cli.nccl_version import version_option
 from reducer_tools.cli.sizes import size_option
 from reducer_tools.nccl.versions import Version
@@ -42,12 +42,7 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     help="Bytes of float32 to all-reduce. The command also all-reduces as many elements of "
     "bfloat16. K, M and G are binary.",
 )
-@click.option(
-    "--status",
-    default="",
-    metavar="HOST:PORT,...",
-    help="Metrics ports of the reducers. [default: port 2223 of the reducers' hosts]",
-)
+@addresses_option
 @click.option(
     "--log",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -59,7 +54,7 @@ def command(
     version: Version | None,
     ranks: int,
     size: int,
-    status: str,
+    addresses: str | None,
     log: Path | None,
     as_json: bool,
 ) -> None:
@@ -77,9 +72,9 @@ def command(
     from reducer_tools.nccl import config, report
     from reducer_tools.nccl.check import CheckOptions, check
 
-    addresses = tuple(part.strip() for part in status.split(",") if part.strip())
-    refuse_bad(addresses)
-    environment = config.read(REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
-    found = check(CheckOptions(version, ranks, size, addresses, log), environment)
+    if addresses is not None:
+        status_addresses(addresses)  # refuses bad ones
+    environment = config.read(addresses, REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
+    found = check(CheckOptions(version, ranks, size, log), environment)
     click.echo(json.dumps(report.as_json(found)) if as_json else report.as_text(found))
     sys.exit(0 if found.good else 1)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from reducer.cli.addresses import addresses_option
 from reducer_tools.cli.nccl_version import version_option
 from reducer_tools.nccl.versions import Version
 
 
 @click.command("env")
 @version_option
-@click.option("--addresses", default="", metavar="HOST:PORT,...", help="Addresses of the reducers.")
+@addresses_option
 @click.option(
     "--library",
     type=click.Path(path_type=Path),
@@ -27,7 +28,7 @@ from reducer_tools.nccl.versions import Version
 )
 @click.option("--shell", is_flag=True, help='Print lines for eval "$(reducer nccl env --shell)".')
 def command(
-    version: Version | None, addresses: str, library: Path | None, force: bool, shell: bool
+    version: Version | None, addresses: str | None, library: Path | None, force: bool, shell: bool
 ) -> None:
     """Print the variables with which the installed NCCL uses the plugin.
 
@@ -50,7 +51,7 @@ def command(
     if refused := refusal(used):
         raise click.ClickException(refused)
     try:
-        lines = variables.to_set(used, plugin, addresses, force, around)
+        lines = variables.to_set(used, plugin, addresses or "", force, around)
     except ClusterError as error:
         raise click.ClickException(str(error)) from None
     if shell:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from reducer.cli.addresses import seconds_option
+from reducer.cli.addresses import addresses_option, seconds_option
 
 if TYPE_CHECKING:
     from reducer_client.tables import ParameterServer
@@ -19,12 +19,7 @@ F = TypeVar("F", bound=Callable[..., object])
 def reaching_tables(function: F) -> F:
     """Add the options that `connected` needs."""
     options = (
-        click.option(
-            "--addresses",
-            metavar="HOST:PORT,...",
-            help="Addresses of the reducers, as the workers have them. [default: those that "
-            "`reducer env` prints]",
-        ),
+        addresses_option,
         click.option("--job", help="Name of the job. [env: REDUCER_JOB]"),
         click.option("--run-id", help="Id of the run. [env: REDUCER_RUN_ID]"),
         click.option(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reducer.cli.addresses import seconds_option, status_addresses
+from reducer.cli.addresses import addresses_option, seconds_option, status_addresses
 from reducer.status.ask import ask_all
 from reducer.status.summary import Summary, summarize
 from reducer_tools.cli.extras import need
@@ -27,19 +27,19 @@ _PIPE_WIDTH = 160  # columns of a picture that is not written to a terminal
 
 
 @click.command("top")
-@click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
+@addresses_option
 @seconds_option("--interval", 1.0, "Time between two requests to the reducers.")
 @seconds_option("--timeout", 2.0)
 @click.option(
     "--once", is_flag=True, help="Ask the reducers twice, print the changes in between, and end."
 )
-def command(addresses: tuple[str, ...], interval: float, timeout: float, once: bool) -> None:
+def command(addresses: str | None, interval: float, timeout: float, once: bool) -> None:
     """Watch the throughput, jobs and late ranks of reducers.
 
-    The key q ends the command. ADDRESS is host:port of a reducer's metrics port, as for `reducer
-    status`. LATE NOW is the part of the time, since the last request, during which at least half of
-    the ranks were waiting for this rank. WAITED FOR and SHARE are for the whole run. With --once
-    the exit status is 1 if a reducer does not answer.
+    The key q ends the command. The reducers are those of `reducer status`. LATE NOW is the part of
+    the time, since the last request, during which at least half of the ranks were waiting for this
+    rank. WAITED FOR and SHARE are for the whole run. With --once the exit
+    status is 1 if a reducer does not answer.
     """
     need("`reducer top`", "tools", rich="rich")
     from rich.console import Console

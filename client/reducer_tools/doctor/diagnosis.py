@@ -45,15 +45,13 @@ class Diagnosis:
         return not any(finding.level == "fault" for finding in self.findings)
 
 
-def diagnose(
-    addresses: Sequence[str], login: Login, metrics_port: int, probe_seconds: float
-) -> Diagnosis:
+def diagnose(addresses: Sequence[str], login: Login, probe_seconds: float) -> Diagnosis:
     """Examine all reducers and the host, with ``probe_seconds`` of traffic for each reducer.
 
     0 seconds means no traffic.
     """
     with ThreadPoolExecutor(min(len(addresses), _MAX_AT_ONCE)) as pool:
-        found = list(pool.map(lambda each: reach.examine(each, login, metrics_port), addresses))
+        found = list(pool.map(lambda each: reach.examine(each, login), addresses))
     usable = [one for one in found if one.fault is None]
     trips = [one.round_trip for one in usable if one.round_trip is not None]
     here = host.examine(

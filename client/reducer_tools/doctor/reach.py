@@ -96,7 +96,7 @@ class _TroubleError(Exception):
         self.code = code
 
 
-def examine(address: str, login: Login, metrics_port: int) -> Reach:
+def examine(address: str, login: Login) -> Reach:
     """Examine one reducer, without its bandwidth.
 
     Several reducers can be examined at the same time, but their bandwidths must be measured one
@@ -113,7 +113,7 @@ def examine(address: str, login: Login, metrics_port: int) -> Reach:
     except ReducerError as error:
         reach.fault = fault(_code(error, login), address, f"{error}{_hint(error)}")
     if reach.round_trip is not None:
-        _ask_metrics(reach, metrics_port, login.timeout)
+        _ask_metrics(reach, login.timeout)
     return reach
 
 
@@ -226,15 +226,14 @@ def _round(group: reducer_client.Group, size: int, seconds: float) -> float:
     return time.monotonic() - start
 
 
-def _ask_metrics(reach: Reach, port: int, seconds: float) -> None:
+def _ask_metrics(reach: Reach, seconds: float) -> None:
     """Fill in the facts from the metrics port.
 
     The port is on loopback by default, so that no answer is normal.
     """
-    host, _, _ = reach.address.rpartition(":")
     asked = time.time()
     try:
-        answer = ask(f"{host}:{port}", seconds)
+        answer = ask(reach.address, seconds)
     except StatusError:
         return
     answered = time.time()

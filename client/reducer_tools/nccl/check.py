@@ -11,7 +11,7 @@ from reducer.status.amounts import amount
 from reducer_tools.nccl import job_log, rdma
 from reducer_tools.nccl.advice import explain
 from reducer_tools.nccl.blockers import environment_rows
-from reducer_tools.nccl.counters import Counted, count_until, metrics_addresses
+from reducer_tools.nccl.counters import Counted, count_until
 from reducer_tools.nccl.installed import NotFoundError, find_nccl
 from reducer_tools.nccl.library import Library, find_library
 from reducer_tools.nccl.rank import SUMMED, RankSpec, StepResult, payload
@@ -26,12 +26,11 @@ _COUNT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Options of a check. ``status`` has the metrics addresses of the reducers."""
+    """Options of a check."""
 
     version: Version | None
     ranks: int
     size: int
-    status: tuple[str, ...]
     log: Path | None
 
 
@@ -98,10 +97,9 @@ def _run_steps(report: Report, options: CheckOptions, trial: Trial) -> None:
     results = trial.all_reduce()
     report.lines = list(results[0].lines)
     _sums(report, options, results)
-    addresses = options.status or tuple(metrics_addresses(reducers))
     expected = options.ranks * payload(options.size)
-    counted = count_until(addresses, run, expected, _COUNT_SECONDS)
-    _bytes(report, addresses, counted, expected)
+    counted = count_until(reducers, run, expected, _COUNT_SECONDS)
+    _bytes(report, reducers, counted, expected)
     trial.close()
 
 
@@ -138,10 +136,10 @@ def _bytes(report: Report, asked: Sequence[str], counted: Counted, expected: int
         why = "; ".join(counted.unanswered.values())
         seen = f"{text}; no answer from" if counted.received else "no counters:"
         advice = (
-            "name the metrics ports with --status; beyond loopback they need "
-            "`reducer serve --metrics-host`"
+            "the reducers tell their counters on their metrics ports, which are on loopback "
+            "without `reducer serve --metrics-host`"
         )
         report.add("bytes", "unknown", f"{seen} {why}", advice)
     else:
-        advice = f"are {', '.join(asked)} the metrics ports of these reducers? --status"
+        advice = f"does something between here and {', '.join(asked)} answer in their place?"
         report.add("bytes", "FAILED", text, advice)

@@ -10,12 +10,14 @@ from pathlib import Path
 _SYSTEM_FILE = Path("/etc/nccl.conf")
 
 
-def read(**defaults: str) -> dict[str, str]:
+def read(addresses: str | None = None, **defaults: str) -> dict[str, str]:
     """All variables. Unset variables get values from NCCL's files, then from ``defaults``.
 
     Like NCCL, this function sets the variables in the environment of this process. The plugin reads
-    them there, and child processes inherit them.
+    them there, and child processes inherit them. ``addresses`` are those of the reducers.
     """
+    if addresses is not None:
+        os.environ["REDUCER_ADDRS"] = addresses
     for path in _files():
         for name, value in _assignments(path):
             os.environ.setdefault(name, value)

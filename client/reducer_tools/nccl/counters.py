@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reducer.status.ask import DEFAULT_PORT, ask_all
+from reducer.status.ask import ask_all
 
 _PAUSE = 0.1
 
@@ -17,7 +17,7 @@ class Counted:
     """The byte counters of a run, summed over all reducers.
 
     ``received`` and ``sent`` are bytes, from the reducers' view. ``unanswered`` has the error of
-    each metrics address that did not answer.
+    each reducer that did not answer.
     """
 
     received: int
@@ -25,14 +25,8 @@ class Counted:
     unanswered: Mapping[str, str]
 
 
-def metrics_addresses(reducers: Sequence[str]) -> list[str]:
-    """The default metrics addresses of reducers at host:port."""
-    hosts = (address.rpartition(":")[0] for address in reducers)
-    return list(dict.fromkeys(f"{host}:{DEFAULT_PORT}" for host in hosts))
-
-
 def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
-    """Ask the reducers at these metrics addresses for their counters of the run with this id."""
+    """Ask the reducers at these addresses for their counters of the run with this id."""
     answers, unanswered = ask_all(addresses, seconds)
     # Two addresses may be the same reducer. The two start times identify a reducer.
     told = {(answer["started"], answer["started_at"]): answer for answer in answers.values()}

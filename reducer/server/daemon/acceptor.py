@@ -25,6 +25,7 @@ from reducer.core.surface.control_frames import control_frame
 from reducer.log import RateLimit
 from reducer.server import file_descriptors
 from reducer.server.sockets import peer_name
+from reducer.status import redirect
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.errors import BadFrameError, ProtocolVersionError
@@ -85,7 +86,8 @@ class _Waiting:
 class Acceptor:
     """Accepts on ``listeners`` until `stop`. ``refused`` counts refusals by cause.
 
-    A worker in another mode than ``mode`` is sent the reason and refused.
+    A worker in another mode than ``mode`` is sent the reason and refused. An HTTP client is told
+    ``metrics_address``, where the metrics are.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Acceptor:
         lanes: int,
         pass_socket: PassSocket,
         mode: str,
+        metrics_address: str,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.passed = 0
@@ -101,6 +104,7 @@ class Acceptor:
         self._lanes = lanes
         self._pass_socket = pass_socket
         self._mode = mode
+        self._redirect = redirect.redirect_to(metrics_address)
         # The oldest first. A plain dict finds its first entry only after a walk over removed ones.
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
         self._room = file_descriptors.room_for_waiting()
@@ -229,7 +233,11 @@ class Acceptor:
             self._end(waiting)
             return
         waiting.data += data
-        if not waiting.data.startswith(PREFACE_MAGIC[: len(waiting.data)]):
+        if waiting.data.startswith(redirect.REQUEST):
+            self._refuse(waiting, self._redirect)
+        elif redirect.REQUEST.startswith(waiting.data):
+            return
+        elif not waiting.data.startswith(PREFACE_MAGIC[: len(waiting.data)]):
             self._note("garbage", waiting, _guess(waiting.data))
             self._end(waiting)
         elif len(waiting.data) == PREFACE_SIZE:
@@ -359,7 +367,7 @@ def _open_reserve() -> int | None:
 
 
 def _guess(data: bytes) -> str:
-    if data.startswith((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")):
+    if data.startswith((b"POST", b"HEAD", b"PUT ", b"OPTI")):
         return "this is HTTP; the metrics have their own port (--metrics-port)"
     if data.startswith(b"\x16\x03"):
         return "this is TLS without a preface: not a worker"

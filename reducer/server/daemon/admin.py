@@ -22,6 +22,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from reducer.server.sockets import BACKLOG
+from reducer.wire.header import PREFACE_MAGIC
 
 logger = logging.getLogger("reducer.admin")
 
@@ -212,7 +213,10 @@ class Admin:
         self._open[task] = _Phase.REQUEST
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                head = await reader.readuntil(b"\r\n\r\n")
+                head = await reader.readexactly(len(PREFACE_MAGIC))
+                # Else a worker, which waits for an answer, or a line that is too short.
+                if head != PREFACE_MAGIC and b"\r" not in head:
+                    head += await reader.readuntil(b"\r\n\r\n")
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             method, answer = "GET", text_answer(400, "expected one HTTP request of at most 8 KiB")
         else:

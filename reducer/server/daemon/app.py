@@ -121,6 +121,7 @@ class Server:
             self._options.lane_count,
             self._pass_socket,
             self._options.mode,
+            self._metrics_address,
         )
         self._acceptor.start()
         await self._admin.start()
@@ -194,6 +195,11 @@ class Server:
         }
         return Admin(listen(options.metrics_host, options.metrics_port, "metrics"), pages)
 
+    @property
+    def _metrics_address(self) -> str:
+        host = self._options.metrics_host
+        return f"[{host}]:{self._admin.port}" if ":" in host else f"{host}:{self._admin.port}"
+
     def _say_ready(self) -> None:
         self._serves = True
         self._wall_ready = time.time()
@@ -208,14 +214,14 @@ class Server:
             "mode": self._options.mode,
         }
         logger.info(
-            "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, metrics on port %d",
+            "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, status page http://%s/",
             __version__,
             self._options.host,
             self._port,
             self._options.lane_count,
             units.format_size(self._options.memory),
             line["mode"],
-            admin_port,
+            self._metrics_address,
         )
         try:
             print(json.dumps(line), flush=True)

@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
-from reducer_client import hosting_config, joining
+from reducer_client import joining
+from reducer_client.config import JobSettings
+from reducer_client.config import hosting as hosting_config
 from reducer_client.hosted.assignment import Introduction, assign, find_machines
 from reducer_client.hosted.failures import DisagreementError
 from reducer_client.hosted.forming import form
@@ -26,7 +28,12 @@ def test_the_argument_counts_before_the_variable_and_auto_is_the_default() -> No
     assert hosting_config.resolve_hosting(environ={}).wanted == "auto"
     assert hosting_config.resolve_hosting(environ={"REDUCER_HOSTED": "1"}).wanted is True
     assert hosting_config.resolve_hosting(environ={"REDUCER_HOSTED": "False"}).wanted is False
-    assert hosting_config.resolve_hosting(True, environ={"REDUCER_HOSTED": "0"}).wanted is True
+    assert (
+        hosting_config.resolve_hosting(
+            JobSettings(hosted=True), environ={"REDUCER_HOSTED": "0"}
+        ).wanted
+        is True
+    )
 
 
 def test_all_settings_come_from_the_environment() -> None:
@@ -76,7 +83,7 @@ def test_bad_values_are_named(variable: str, value: str, expected: str) -> None:
 def test_when_the_ranks_meet(
     wanted: Hosted, dedicated: int, world_size: int, several: bool, tls: bool, meets: bool
 ) -> None:
-    hosting = hosting_config.resolve_hosting(wanted, environ={})
+    hosting = hosting_config.resolve_hosting(JobSettings(hosted=wanted), environ={})
     found = hosting_config.needs_meeting(
         hosting, dedicated, world_size, several_machines=several, tls=tls
     )
@@ -84,15 +91,20 @@ def test_when_the_ranks_meet(
 
 
 def test_certificates_without_reducers_need_consent() -> None:
-    hosting = hosting_config.resolve_hosting("auto", environ={})
+    hosting = hosting_config.resolve_hosting(JobSettings(hosted="auto"), environ={})
     with pytest.raises(ValueError, match="do not encrypt; hosted=True or REDUCER_HOSTED=1 accepts"):
         hosting_config.needs_meeting(hosting, 0, 2, several_machines=True, tls=True)
 
 
 def test_weights_are_for_dedicated_reducers_only() -> None:
-    assert hosting_config.resolve_hosting("auto", environ={}).with_weights_given().wanted is False
+    assert (
+        hosting_config.resolve_hosting(JobSettings(hosted="auto"), environ={})
+        .with_weights_given()
+        .wanted
+        is False
+    )
     with pytest.raises(ValueError, match="weights and hosted=True: expected one of them"):
-        hosting_config.resolve_hosting(True, environ={}).with_weights_given()
+        hosting_config.resolve_hosting(JobSettings(hosted=True), environ={}).with_weights_given()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 from reducer.cluster import addresses
 from reducer.server import serve_options
-from reducer.status import ask
 from reducer.units import parse_size
 from reducer_client import config as client_config
 from reducer_tools import cli
@@ -344,4 +343,4 @@ def test_a_misspelt_field_is_found(kind: str, breakage: Callable[[Manifest], Non
 def test_ports_have_one_value_everywhere() -> None:
     served = serve_options.Config()
     assert {served.port} == {settings.PORT, addresses.DEFAULT_PORT}
-    assert {served.metrics_port} == {settings.METRICS_PORT, ask.DEFAULT_PORT}
+    assert {served.metrics_port} == {settings.METRICS_PORT}

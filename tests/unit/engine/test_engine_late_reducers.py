@@ -40,6 +40,30 @@ def test_rank_0_waits_five_seconds_and_begins_without_the_silent_reducer() -> No
     assert worker.contributions(0) and worker.contributions(1)
 
 
+def test_a_worker_says_which_reducers_it_waits_for() -> None:
+    worker = Worker(reducers=2)
+    worker.tick(0.0)
+    without(worker, 0)
+    worker.pass_time(2.9)
+    assert not worker.state.take_reports()
+    worker.pass_time(0.2)
+    (report,) = worker.state.take_reports()
+    assert report == "job 'job' waits for reducer r0 (connection refused); 7 s left"
+    worker.pass_time(6.5)
+    assert not worker.state.take_reports(), "the next report comes after 10 s"
+
+
+def test_of_the_ranks_that_have_come_one_says_which_are_missing() -> None:
+    for rank, absent, tells in ((0, (2,), True), (1, (2,), False), (1, (0,), True)):
+        worker = Worker(rank=rank, world_size=3)
+        worker.tick(0.0)
+        worker.connect()
+        worker.pending(*absent)
+        worker.pass_time(3.1)
+        text = f"job 'job' waits for rank {absent[0]} of 3; 7 s left"
+        assert worker.state.take_reports() == [text] * tells
+
+
 def test_a_late_reducer_comes_in() -> None:
     worker = Worker(reducers=2)
     worker.tick(0.0)

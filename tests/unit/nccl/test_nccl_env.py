@@ -235,6 +235,6 @@ def test_the_loader_is_asked_for_the_names_of_the_version(
 
 
 def test_check_refuses_what_is_no_address_before_it_starts_anything() -> None:
-    result = CliRunner().invoke(cli.main, ["nccl", "check", "--status", "good:1,bad:port"])
+    result = CliRunner().invoke(cli.main, ["nccl", "check", "--addresses", "good:1,bad:port"])
     assert result.exit_code == 2
     assert "'bad:port'" in result.output

@@ -32,7 +32,7 @@ SHARED |= {
 }
 SHARED |= {"reducer.system_files", "reducer.units"}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
-TORCH = {*SHARED, "reducer_client.hosted", "numpy", "torch"} | {
+TORCH = {*SHARED, "reducer_client.config", "reducer_client.hosted", "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
 }
 STAGED = TORCH | {"reducer_client.torch.staging", "reducer_client.torch.tensors"}
@@ -62,7 +62,7 @@ ALLOWED = {
     "reducer.core.tables": {"reducer.wire", "reducer.optimizers"}
     | {"reducer.core.surface", "reducer.core.limits"},
     "reducer.native": {"mypyc"},
-    "reducer.status": {"reducer.columns", "reducer.system_files"},
+    "reducer.status": {"reducer.cluster.addresses", "reducer.columns", "reducer.system_files"},
     "reducer.server": {*SHARED, "reducer.core"},
     # The rooms of the daemon, lowest first.
     "reducer.server.pipe": SERVER,
@@ -78,6 +78,7 @@ ALLOWED = {
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "tensorflow"},
     "reducer_client.hosted": SHARED,
+    "reducer_client.config": {*SHARED, "reducer_client.hosted"},
     "reducer_client.registry": {*SHARED, "reducer_client.errors", "google_crc32c"},
     "reducer_client.tables.checkpoints": {"reducer.optimizers", "reducer_client.errors"}
     | {"numpy", "safetensors"},
@@ -142,9 +143,13 @@ FORBIDDEN = {
 }
 ENVIRONMENT_READERS = {
     "reducer.server.serve_options",
-    "reducer_client.config",
+    "reducer_client.config.cluster",
+    "reducer_client.config.given",
+    "reducer_client.config.hosting",
+    "reducer_client.config.logs",
+    "reducer_client.config.secrets",
+    "reducer_client.config.settings",
     "reducer_client.elastic.config",
-    "reducer_client.hosting_config",
     "reducer_client.horovod.config",
     "reducer_tools.nccl.config",
 }

@@ -206,23 +206,21 @@ def test_durations(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("host", ("host", 2223)),
+        ("host", ("host", 2222)),
         ("h.x:99", ("h.x", 99)),
         ("[::1]:5", ("::1", 5)),
-        (" a ", ("a", 2223)),
+        (" a ", ("a", 2222)),
     ],
 )
 def test_addresses(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a:b", "a:0", "a:70000", "http://a", "a/b", "u@a", "[::1", "a?b"]
-)
+@pytest.mark.parametrize("text", ["a:b", "a:0", "a:70000", "http://a", "a/b", "u@a", "[::1", "a?b"])
 def test_addresses_that_are_none(text: str) -> None:
-    result = status("good:1", text)
+    result = status("--addresses", f"good:1,{text}")
     assert result.exit_code == 2
-    assert repr(text) in result.output
+    assert f"--addresses: address {text!r}" in result.output
 
 
 @contextmanager
@@ -247,7 +245,7 @@ def one_answer(data: bytes, times: int = 1) -> Iterator[str]:
 
 def test_nothing_listens() -> None:
     address = f"127.0.0.1:{free_port()}"
-    result = status(address)
+    result = status("--addresses", address)
     assert result.exit_code == 1
     assert f"Error: {address}: Connection refused; does `reducer serve` run there" in result.output
     assert "--metrics-host" in result.output
@@ -256,8 +254,8 @@ def test_nothing_listens() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "no metrics port of a reducer"),
-        (b"ORSF\x01\x04", "no metrics port of a reducer"),
+        (b"", "no reducer of this version"),
+        (b"ORSF\x01\x04", "port for workers (2222)"),
         (b"HTTP/1.1 404 Not Found\r\n\r\nnothing here", "it answers 404: 'nothing here'"),
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\na lane does not answer", "it answers 503"),
         (b"HTTP/1.1 200 OK\r\n\r\n<html>", "no reducer of this version"),
@@ -268,7 +266,7 @@ def test_nothing_listens() -> None:
 )
 def test_what_answers_is_no_reducer(data: bytes, text: str) -> None:
     with one_answer(data) as address:
-        result = status(address)
+        result = status("--addresses", address)
     assert result.exit_code == 1
     assert f"Error: {address}: " in result.output
     assert text in result.output
@@ -277,7 +275,7 @@ def test_what_answers_is_no_reducer(data: bytes, text: str) -> None:
 def test_nothing_answers_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        result = status("--timeout", "0.2", address)
+        result = status("--timeout", "0.2", "--addresses", address)
     assert result.exit_code == 1
     assert f"{address}: no answer in 0.2 s" in result.output
 
@@ -286,7 +284,7 @@ def test_nothing_answers_in_time() -> None:
 def test_an_answer_without_an_end_is_given_up_in_time(data: bytes) -> None:
     began = time.monotonic()
     with one_answer(data, 200) as address:
-        result = status("--timeout", "0.3", address)
+        result = status("--timeout", "0.3", "--addresses", address)
     assert time.monotonic() - began < 5
     assert result.exit_code == 1
     assert f"{address}: no answer in 0.3 s" in result.output
@@ -302,13 +300,13 @@ def test_an_answer_that_lacks_a_field_is_none_of_ours() -> None:
     ):
         data = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(found).encode()
         with one_answer(data) as address:
-            result = status(address)
+            result = status("--addresses", address)
         assert "no reducer of this version" in result.output
 
 
 def test_json_names_the_errors_too() -> None:
     address = f"127.0.0.1:{free_port()}"
-    result = CliRunner().invoke(main, ["status", "--json", address])
+    result = CliRunner().invoke(main, ["status", "--json", "--addresses", address])
     found = json.loads(result.stdout)
     assert found["reducers"] == found["runs"] == []
     assert "Connection refused" in found["errors"][address]

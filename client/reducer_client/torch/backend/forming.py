@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from typing import Literal, TypedDict
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from reducer_client import config, debug, hosting_config
+from reducer_client import config, debug
+from reducer_client.config import Given, JobSettings, find_value
+from reducer_client.config.hosting import needs_meeting, resolve_hosting
 from reducer_client.errors import JoinError, of_hosted
 from reducer_client.group import Group
 from reducer_client.hosted.forming import form
@@ -108,37 +110,45 @@ class Formation:
             rank=self.rank,
             world_size=self.world_size,
             run_id=chosen["run_id"],
-            connect_timeout=self._connect_timeout(),
+            connect_timeout=self._connect_timeout(options),
             step_timeout=self.timeout.total_seconds(),
         )
 
     def _join(self, store: Store, options: Options, chosen: Chosen) -> Group:
         debug.follow_environment()
-        trust = resolve_trust(job=chosen["job"])
+        trust = resolve_trust(chosen["job"], options)
         reducers = Reducers(config.find_dedicated(options.addresses))
         if chosen["meets"]:
-            hosting = hosting_config.resolve_hosting(options.hosted)
-            wait = partial(self._wait, limit=self._connect_timeout())
+            hosting = resolve_hosting(options)
+            wait = partial(self._wait, limit=self._connect_timeout(options))
             meeting = StoreMeeting(store, self.rank, self.world_size, wait)
             toward = store_host(store) or hosting.toward
             hosting = replace(hosting, toward=toward)
             with of_hosted():
                 reducers = form(meeting, self.rank, hosting, reducers.addresses, key=trust.key)
         with reducers.stopped_on_error():
-            settings = config.resolve(
-                reducers.addresses,
-                weights=reducers.weights,
-                job=chosen["job"],
-                rank=self.rank,
-                world_size=self.world_size,
-                run_id=chosen["run_id"],
-                connect_timeout=self._connect_timeout(),
-                step_timeout=self.timeout.total_seconds(),
-            )
-            return join(settings, trust, reducers)
+            return join(config.resolve(self._given(options, chosen, reducers)), trust, reducers)
 
-    def _connect_timeout(self) -> float:
-        return min(self.timeout.total_seconds(), config.resolve_seconds("connect_timeout"))
+    def _given(self, options: Options, chosen: Chosen, reducers: Reducers) -> Given:
+        """What ``connect`` would be given on this rank."""
+        of_job = {each.name: getattr(options, each.name) for each in fields(JobSettings)}
+        of_job |= {
+            "addresses": reducers.addresses,
+            "job": chosen["job"],
+            "weights": reducers.weights or options.weights,
+            "connect_timeout": self._connect_timeout(options),
+        }
+        return Given(
+            **of_job,
+            rank=self.rank,
+            world_size=self.world_size,
+            run_id=chosen["run_id"],
+            step_timeout=self.timeout.total_seconds(),
+        )
+
+    def _connect_timeout(self, options: Options) -> float:
+        wanted: float = find_value("connect_timeout", options.connect_timeout)
+        return min(self.timeout.total_seconds(), wanted)
 
     def _choose(
         self,
@@ -165,12 +175,15 @@ class Formation:
         store.set("run", json.dumps(Chosen(job=job, run_id=name, meets=meets)))
 
     def _meets(self, options: Options) -> bool:
-        return hosting_config.needs_meeting(
-            hosting_config.resolve_hosting(options.hosted),
+        hosting = resolve_hosting(options)
+        if options.weights:
+            hosting = hosting.with_weights_given()
+        return needs_meeting(
+            hosting,
             len(config.find_dedicated(options.addresses)),
             self.world_size,
             several_machines=True,
-            tls=config.resolve_tls() is not None,
+            tls=config.resolve_tls(options.tls_cert, options.tls_key, options.tls_ca) is not None,
         )
 
     def _wait(self, store: Store, keys: list[str], limit: float | None = None) -> None:

@@ -1,28 +1,26 @@
-"""The options of a process group that a program can set. The environment sets all others."""
+"""The options of a process group that a program can set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from reducer_client.config import JobSettings
 from reducer_client.dtypes import WireDtype, check_wire_dtype
-from reducer_client.hosted.hosting import Hosted
 
 Hierarchy = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(JobSettings):
     """``pg_options`` of ``init_process_group("reducer")`` and ``new_group``; equal on all ranks.
 
-    A group made without options has the options of the default group. All other settings come from
-    the environment, as for ``reducer_client.connect``.
+    Every setting of ``reducer_client.connect`` that torch does not know itself is a field:
+    ``Options(on_nonfinite="error")``. A setting that is left out comes from its variable, as for
+    ``connect``. A group made without options has the options of the default group. A further group
+    on the same reducers has the default group's settings, except for the fields below.
 
     Args:
-        addresses: ``host:port`` of every reducer. By default ``REDUCER_ADDRS``.
-        job: name of the job. By default ``REDUCER_JOB``, else the name that the launcher gives,
-            else a random name that rank 0 chooses.
         wire_dtype: the dtype in which float32 is sent for sums and means of at least 1 MiB, as for
             ``Group.all_reduce``, such as ``"bfloat16"`` or ``"int8"``. Smaller calls, such as those
             for counts and losses, and all other operations send float32. With ``attach_fsdp`` all
@@ -32,15 +30,10 @@ class Options:
             if the launcher's variables show several hosts with equal numbers of ranks. True raises
             ValueError if the hosts do not allow a hierarchy. A group other than the default one has
             a hierarchy only if its own ``new_group`` call gives True.
-        hosted: as for ``reducer_client.connect``: whether reducers run on the workers' machines,
-            too. Only the default group's value counts.
     """
 
-    addresses: str | Sequence[str] | None = None
-    job: str | None = None
     wire_dtype: WireDtype | None = None
     hierarchy: Hierarchy = "auto"
-    hosted: Hosted | None = None
 
     def __post_init__(self) -> None:
         check_wire_dtype(self.wire_dtype)

@@ -36,7 +36,7 @@ def accepting() -> Iterator[tuple[Acceptor, Epoll, socket.socket]]:
     """An acceptor, its epoll object and its listener, in a running loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    one = Acceptor([listener], 1, lambda lane, sock, preface: False, "open")
+    one = Acceptor([listener], 1, lambda lane, sock, preface: False, "open", "127.0.0.1:1")
     one._epoll.close()
     epoll = one._epoll = Epoll([])  # type: ignore[assignment]
     one.start()

@@ -8,14 +8,9 @@ from zlib import crc32
 
 from reducer.cluster import discovery
 from reducer.cluster.addresses import normalize_address
-from reducer_client.config import resolve_congestion
-from reducer_client.hosted.hosting import Hosted, Hosting
+from reducer_client.config.given import JobSettings, find_value
+from reducer_client.hosted.hosting import Hosting
 
-_HOSTED: dict[str, Hosted] = {
-    **dict.fromkeys(("", "auto"), "auto"),
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
 # Where the ranks of a job without reducers meet: this far from MASTER_PORT, where torch listens.
 # The next job of the machine often has the next MASTER_PORT.
 _MEETING_PORT_OFFSET = 1_000
@@ -27,32 +22,24 @@ _ELSEWHERE = "192.0.2.1"
 
 
 def resolve_hosting(
-    hosted: Hosted | None = None,
-    congestion: str | None = None,
-    environ: Mapping[str, str] | None = None,
+    given: JobSettings | None = None, environ: Mapping[str, str] | None = None
 ) -> Hosting:
     """The settings of hosted reducers. Raises ValueError, which names the bad value."""
     env = os.environ if environ is None else environ
-    if hosted is None:
-        text = env.get("REDUCER_HOSTED", "").strip().lower()
-        if text not in _HOSTED:
-            raise ValueError(f"REDUCER_HOSTED={text!r}: expected auto, 1 or 0")
-        hosted = _HOSTED[text]
-    elif hosted not in ("auto", True, False):
-        raise ValueError(f'hosted={hosted!r}: expected "auto", True or False')
+    given = JobSettings() if given is None else given
     rates = env.get("REDUCER_DEDICATED_GBPS", "")
     master, _ = discovery.find_master(env)
     own_rates = _rates("REDUCER_GBPS", env.get("REDUCER_GBPS", ""))
     if len(own_rates) > 1:
         raise ValueError(f"REDUCER_GBPS={env['REDUCER_GBPS']!r}: expected one rate")
     return Hosting(
-        wanted=hosted,
+        wanted=find_value("hosted", given.hosted, env),
         interface=env.get("REDUCER_SOCKET_IFNAME", ""),
         toward=_ELSEWHERE if master is None else master.value,
         ports=_resolve_ports(env),
         gbps=own_rates[0] if own_rates else 0.0,
         dedicated_gbps=_rates("REDUCER_DEDICATED_GBPS", rates),
-        congestion=resolve_congestion(env, congestion),
+        congestion=find_value("congestion", given.congestion, env),
         environment=hosted_environment(),
     )
 
