@@ -79,7 +79,7 @@ demo: ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
 docs: $(STAMP) ## The documentation as a site, build/docs/site
-	$(BIN)/python docs/assemble.py build/docs
+	$(BIN)/python -m docs.assemble build/docs
 	$(BIN)/zensical build --strict -f build/docs/zensical.toml
 
 nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-net-reducer.so

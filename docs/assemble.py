@@ -1,9 +1,9 @@
 """Gathers the pages of the documentation from docs/ and from the other folders.
 
-python docs/assemble.py build/docs     # then `zensical build -f build/docs/zensical.toml`
+    python -m docs.assemble build/docs     # then `zensical build -f build/docs/zensical.toml`
 
 A document stays where it is read beside the code; its links are rewritten for the site, and its
-pictures are copied.
+pictures are copied. `docs.reference` writes the pages of the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+from docs.reference import api, commands, errors
+from docs.reference.api_pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 # Documents outside docs/, and the page that each becomes.
@@ -24,6 +29,23 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "bench/README.md": "benchmarks.md",
     "reducer/wire/PROTOCOL.md": "protocol.md",
+    "reducer/METRICS.md": "metrics.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+# Pages that are written at each build, and by which function.
+REFERENCE: dict[str, Callable[[], str]] = {
+    "commands.md": commands.page,
+    "errors.md": errors.page,
+    **{name: partial(api.page, name) for name in PAGES},
+}
+# Sources to which documents link, and the page of the reference that describes each.
+DESCRIBED = {
+    "client/reducer_tools/cli/__init__.py": "commands.md",
+    "client/reducer_client/errors.py": "errors.md",
+    "client/reducer_client/__init__.py": "api.md",
+    "client/reducer_client/torch/__init__.py": "api-torch.md",
+    "client/reducer_client/tables/__init__.py": "api-tables.md",
 }
 # Front matter of a page without sections: hides the table of contents, so that the text is wider.
 _WITHOUT_CONTENTS = "---\nhide:\n  - toc\n---\n\n"
@@ -41,11 +63,17 @@ def assemble(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     (target / "pages").mkdir(parents=True)
     shutil.copy(ROOT / "docs" / "zensical.toml", target)
-    shutil.copy(ROOT / "docs" / "tables.css", target / "pages")
+    shutil.copy(ROOT / "docs" / "site.css", target / "pages")
     for document, page in pages().items():
-        text = _LINK.sub(lambda link, at=document: _moved(link, at, target), document.read_text())
-        head = "" if "\n## " in text else _WITHOUT_CONTENTS
-        (target / "pages" / page).write_text(head + text)
+        _write(target, page, document, document.read_text())
+    for page, text in REFERENCE.items():
+        _write(target, page, ROOT / "docs" / page, text())
+
+
+def _write(target: Path, page: str, document: Path, text: str) -> None:
+    moved = _LINK.sub(lambda link: _moved(link, document, target), text)
+    head = "" if "\n## " in text else _WITHOUT_CONTENTS
+    (target / "pages" / page).write_text(head + moved)
 
 
 def _moved(link: re.Match[str], document: Path, target: Path) -> str:
@@ -56,7 +84,7 @@ def _moved(link: re.Match[str], document: Path, target: Path) -> str:
     file = Path(os.path.normpath(document.parent / address))
     if not file.exists():
         raise FileNotFoundError(f"{document.relative_to(ROOT)} links to {address}: not there")
-    page = pages().get(file)
+    page = pages().get(file) or DESCRIBED.get(str(file.relative_to(ROOT)))
     if page:
         return f"[{text}]({page}{anchor or ''})"
     if not picture:

@@ -68,6 +68,9 @@ class ReducerUnavailableError(ReducerError):
 
     The loss of a reducer raises no error while another one is live. After this error the group has
     ended.
+
+    What to do: run `reducer doctor` on the worker's host. It says which reducer does not answer,
+    and why. Start the job again when the reducers are up.
     """
 
 
@@ -75,7 +78,10 @@ class JoinError(ReducerError):
     """The run refused this rank, or not all ranks came within ``connect_timeout``.
 
     The run refuses a rank that has joined already, another world size, number of reducers or run
-    id, and an address list that names a reducer twice.
+    id, and an address list that names a reducer twice. There is no group.
+
+    What to do: compare job, addresses and world size on all ranks (`reducer env`), and end
+    processes of an earlier start of the job.
     """
 
 
@@ -84,6 +90,9 @@ class PeerLostError(ReducerError):
 
     ``reason`` is "lost", "failed" or "left"; in a hierarchy also "neighbour": a rank of the same
     host closed its connection. The group has ended.
+
+    What to do: read the log of that worker, and start the job again from the last checkpoint. An
+    elastic job goes on without the worker.
     """
 
 
@@ -91,6 +100,9 @@ class MismatchError(ReducerError):
     """The ranks submitted different collectives, dtypes, sizes or ops as one round.
 
     The group is still usable.
+
+    What to do: the text names the calls and their ranks. Make the same calls in the same order on
+    all ranks, or give each call a key.
     """
 
 
@@ -100,17 +112,29 @@ class RoundTimeoutError(ReducerError, TimeoutError):
     The round stays open: ``wait`` may be called again on the same work. A second call of the
     collective would begin another round. If the program has no work to wait for (``barrier``,
     ``on_done``, the calls of the frameworks), the group has ended.
+
+    What to do: look at the ranks that the text names. If they are only slow, raise
+    ``step_timeout``.
     """
 
 
 class AuthenticationError(ReducerError):
-    """A reducer or this client could not prove its identity, or their security modes differ."""
+    """A reducer or this client could not prove its identity, or their security modes differ.
+
+    There is no group. The error comes at once, whatever the connect timeout.
+
+    What to do: the text says what is missing. Give the worker the key file or the certificates of
+    the reducers.
+    """
 
 
 class QuotaExceededError(ReducerError):
     """The job needs more memory, records, keys, runs, connections or reducers than its share.
 
-    Also raised for a call whose array has more chunks than the protocol allows.
+    Also raised for a call whose array has more chunks than the protocol allows. The run ends if the
+    limit was reached while it was under way.
+
+    What to do: the text names the limit. Raise it on the reducers, or limit the other jobs.
     """
 
 
@@ -120,6 +144,8 @@ class NumericError(ReducerError):
     Raised only with ``on_overflow="error"`` (``reason`` is "overflow") or
     ``on_nonfinite="error"`` (``reason`` is "nonfinite"). ``rank`` is the lowest rank that
     contributed NaN or Inf, or None. The group is still usable.
+
+    What to do: check the values of that rank, scale the input, or reduce in a wider dtype.
     """
 
 
@@ -132,40 +158,56 @@ class IntegrityError(ReducerError):
 
     ``reason`` is "digest" if the ranks hold different results (``connect(digest_every=...)``).
     ``rank`` is then one of the ranks whose results differ from the majority. The group has ended.
+
+    What to do: suspect the memory or the NIC of the machine that the text names, and start again
+    from a checkpoint that is older than the rounds in the text.
     """
 
 
 class ProtocolError(ReducerError):
-    """The peer violated the protocol, or the process at the address is not a reducer."""
+    """The peer violated the protocol, or the process at the address is not a reducer.
+
+    What to do: check address and port. If a reducer is there, report the text as a bug.
+    """
 
 
 class ProtocolVersionError(ProtocolError):
-    """Reducer and client speak different major versions of the protocol."""
+    """Reducer and client speak different major versions of the protocol.
+
+    What to do: install releases with the same major version of the protocol on both sides.
+    """
 
 
 class StateLostError(ReducerError):
     """A table's parameters are lost: each reducer that held a part of them has ended.
 
-    Load the last checkpoint, and begin a new run.
+    What to do: load the last checkpoint, and begin a new run.
     """
 
 
 class StaleBaseError(ReducerError):
     """A push was computed from parameters that are newer than the table: a restore came between.
 
-    Pull the parameters, and compute the gradient again.
+    What to do: pull the parameters, and compute the gradient again.
     """
 
 
 class EvictedError(ReducerError):
-    """Another reducer holds this part of the tables now, or the table was dropped by a worker."""
+    """Another reducer holds this part of the tables now, or the table was dropped by a worker.
+
+    The client looks for the new place by itself. What to do if the error reaches the program:
+    connect again.
+    """
 
 
 class ClosedError(ReducerError):
-    """The group is closed, or this process is a forked child and the group is its parent's."""
+    """The group is closed, or this process is a forked child and the group is its parent's.
+
+    What to do: make no call after ``close()``, and call ``connect`` in the child itself.
+    """
 
 
-_BY_CODE: dict[int, type[ReducerError]] = {
+BY_CODE: dict[int, type[ReducerError]] = {
     ErrorCode.PROTOCOL: ProtocolError,
     ErrorCode.VERSION: ProtocolVersionError,
     ErrorCode.AUTHENTICATION: AuthenticationError,
@@ -192,7 +234,7 @@ def from_engine(args: Sequence[Any]) -> ReducerError:
     The values -1 and "" mean that there is none.
     """
     code, message, rank, reason, key, round_number = args
-    kind = _BY_CODE.get(code, ReducerError)
+    kind = BY_CODE.get(code, ReducerError)
     if code == ErrorCode.UNAVAILABLE and reason in _CLOSED_REASONS:
         kind = ClosedError
     if key and repr(key) not in message and f"'{key}'" not in message:

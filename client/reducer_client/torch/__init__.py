@@ -1,31 +1,31 @@
 """PyTorch: the reducers as backend of torch.distributed, or for one DistributedDataParallel module.
 
-torch.distributed.init_process_group("reducer")
+    torch.distributed.init_process_group("reducer")
 
 or, over another backend:
 
-model = DistributedDataParallel(net)
-reducer_client.torch.attach(model, group)
+    model = DistributedDataParallel(net)
+    reducer_client.torch.attach(model, group)
 
 or, with a forward pass that begins before all gradients of the last step have arrived:
 
-with reducer_client.torch.Overlap(model, optimizer, group): ...
+    with reducer_client.torch.Overlap(model, optimizer, group): ...
 
 or, with workers that come and go:
 
-with reducer_client.torch.Elastic(model, optimizer, workers=4) as elastic: ...
+    with reducer_client.torch.Elastic(model, optimizer, workers=4) as elastic: ...
 
 or, with parameters that the reducers keep and update:
 
-optimizer = reducer_client.torch.ServerOptimizer.create(model, ps, optimizer=Adam(...))
+    optimizer = reducer_client.torch.ServerOptimizer.create(model, ps, optimizer=Adam(...))
 
 or, with an optimizer of torch that applies the mean of the first k workers:
 
-optimizer = reducer_client.torch.QuorumOptimizer(AdamW(...), model, ps, k=3)
+    optimizer = reducer_client.torch.QuorumOptimizer(AdamW(...), model, ps, k=3)
 
 or, over a slow link, with an exchange every 50 steps:
 
-optimizer = reducer_client.torch.DiLoCo(model, AdamW(...), group, every=50)
+    optimizer = reducer_client.torch.DiLoCo(model, AdamW(...), group, every=50)
 """
 
 from __future__ import annotations

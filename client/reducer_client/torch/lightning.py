@@ -2,7 +2,7 @@
 
 Each worker runs a Trainer of its own, with one device or with DDPStrategy within its host:
 
-trainer = lightning.Trainer(devices=1, callbacks=[DiLoCo(group, every=50)])
+    trainer = lightning.Trainer(devices=1, callbacks=[DiLoCo(group, every=50)])
 """
 
 from __future__ import annotations
