@@ -18,6 +18,7 @@ from pathlib import Path
 
 from docs.reference import api, commands, errors
 from docs.reference.api_pages import PAGES
+from reducer import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 # Documents outside docs/, and the page that each becomes.
@@ -62,8 +63,10 @@ def assemble(target: Path) -> None:
     """Write the pages below ``target``; raises FileNotFoundError for a link to nothing."""
     shutil.rmtree(target, ignore_errors=True)
     (target / "pages").mkdir(parents=True)
-    shutil.copy(ROOT / "docs" / "zensical.toml", target)
-    shutil.copy(ROOT / "docs" / "site.css", target / "pages")
+    settings = (ROOT / "docs" / "zensical.toml").read_text()
+    (target / "zensical.toml").write_text(settings.replace("{version}", __version__))
+    for name in ("site.css", "iframe-worker.js"):
+        shutil.copy(ROOT / "docs" / name, target / "pages")
     for document, page in pages().items():
         _write(target, page, document, document.read_text())
     for page, text in REFERENCE.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from docs import assemble
 from reducer_tools import cli
 from tests.support.frameworks import skip_without
 
@@ -92,6 +93,12 @@ def test_programs_use_names_that_exist(where: str, text: str) -> None:
 def test_sessions_run_as_shown(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failures, _ = doctest.testfile(str(document), module_relative=False)
     assert not failures, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("document", assemble.pages(), ids=lambda path: path.stem)
+def test_every_column_has_a_head(document: Path) -> None:
+    heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", document.read_text(), re.M)
+    assert not [head for head in heads if re.search(r"\|\s*\|", head)]
 
 
 def test_make_targets_exist() -> None:
