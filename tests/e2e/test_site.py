@@ -20,7 +20,8 @@ COPIED = """[...document.querySelectorAll('pre > code')].map(code => {
     return code.innerText
 })"""
 TOO_WIDE = """[...document.querySelectorAll('.md-content *')].filter(one =>
-    one.getBoundingClientRect().right > innerWidth && !one.closest('pre, .md-typeset__scrollwrap')
+    one.getBoundingClientRect().right > innerWidth
+    && !one.closest('pre, .md-typeset__scrollwrap, p:has(> img)')
 ).map(one => one.outerHTML.slice(0, 80))"""
 RESULTS = "[...document.activeElement.shadowRoot?.querySelectorAll('a') ?? []].map(a => a.href)"
 
