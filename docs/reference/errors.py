@@ -14,7 +14,7 @@ Every failure between workers and reducers raises a subclass of `reducer_client.
 argument raises `TypeError` or `ValueError` instead. The tables below come from the code.
 
 Each error has the attributes `rank`, `round`, `key` and `reason`. An attribute that does not apply
-is None, and `reason` is then empty. [Troubleshooting](operations.md) begins with the
+is None, and `reason` is then empty. [Troubleshooting](troubleshooting.md) begins with the
 text of an error.
 """
 _CODES = """\
