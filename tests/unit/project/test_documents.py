@@ -24,6 +24,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
 ]
+PROMPT = re.compile(r"(?:you@\w+)?\$ (.*)")
 OURS = ("reducer", "reducer_client")
 
 
@@ -39,10 +40,11 @@ def fences(*languages: str) -> list[tuple[str, str]]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """(where, words) of every shell command; in console fences, of lines with a dollar sign."""
+    """(where, words) of every shell command; in console fences, of lines with a prompt."""
     shown = [(where, line) for where, text in fences("sh", "bash") for line in joined(text)]
     for where, text in fences("console"):
-        shown += [(where, line[2:]) for line in joined(text) if line.startswith("$ ")]
+        found = map(PROMPT.fullmatch, joined(text))
+        shown += [(where, line[1]) for line in found if line]
     for where, line in shown:
         words = shlex.split(line, comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
