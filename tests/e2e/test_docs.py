@@ -28,6 +28,7 @@ PAGES = [
 AT_NIGHT = (
     "horovod",
     "hosted",
+    "migration",
     "operations",
     "parameter-server",
     "pytorch",

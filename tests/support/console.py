@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 def consoles(page: Path) -> list[Line]:
-    """The commands of a page, in order. "Rank 0 prints `X`" follows the console of its command."""
+    """The commands of a page, in order. "It prints `X`" follows the console of its command."""
     lines: list[Line] = []
     text = page.read_text()
     for fence in _FENCE.finditer(text):
@@ -44,7 +44,7 @@ def consoles(page: Path) -> list[Line]:
             continue
         found = map(_PROMPT.fullmatch, fence[3].replace("\\\n", " ").splitlines())
         lines += [Line(prompt[2], prompt[1] or "") for prompt in found if prompt]
-        if said := re.match(r"\s*Rank 0 prints `([^`]+)`", text[fence.end() :]):
+        if said := re.match(r"\s*(?:Rank 0|It) prints `([^`]+)`", text[fence.end() :]):
             lines[-1] = lines[-1]._replace(printed=said[1])
     return lines
 
