@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reducer_client.errors import ClosedError
+from reducer_client.errors import ClosedError, ReducerError
 from reducer_client.reports import StallReports, logger
 from reducer_client.work import Work
 
@@ -173,7 +173,7 @@ class Completer:
         absent = self._reports.ask()
         expired = [entry for operation, entry in late.items() if not operation.done]
         for entry in expired:
-            entry.work.expire(entry.limit, absent)
+            entry.work._expire(entry.limit, absent)
         if expired:
             # The callbacks below let the program use its buffers again: the engine must stop first.
             self._engine.abort(str(expired[0].work.exception()))
@@ -188,8 +188,40 @@ class Completer:
             work = entry.work
             if not work.done:
                 text = f"key {work.key!r}: the group was closed before the round had finished"
-                work.fail(ClosedError(text))
+                work._fail(ClosedError(text))
             _call(entry.callback)
+
+
+class Together:
+    """Calls ``on_done`` with a work of several operations when the last of them has ended."""
+
+    def __init__(self, operations: int, on_done: Callable[[Work[Any]], None]) -> None:
+        self._left = operations + 1  # and the submission of all
+        self._on_done = on_done
+        self._lock = threading.Lock()
+        self._failure: ReducerError | None = None
+        self._work: Work[Any]
+
+    def one_done(self, part: Work[Any]) -> None:
+        """An operation has ended, or its time is over."""
+        self._count(part.exception())
+
+    def submitted(self, work: Work[Any]) -> None:
+        """All operations of the work are submitted."""
+        self._work = work
+        self._count(None)
+
+    def _count(self, failure: ReducerError | None) -> None:
+        with self._lock:
+            self._failure = self._failure or failure
+            self._left -= 1
+            if self._left:
+                return
+        if self._failure is None:
+            self._work._unpack_once()
+        else:
+            self._work._fail(self._failure)
+        self._on_done(self._work)
 
 
 def _call(callback: Callable[[], None]) -> None:

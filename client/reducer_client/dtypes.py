@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -10,13 +12,16 @@ from reducer.wire.codes import BITWISE, BLOCKS, FLOATS, ITEM_SIZES, NOT_IN_NUMPY
 from reducer.wire.sizes import contribution_bytes, result_bytes
 from reducer_client.quantized import BLOCKS_NAMES, BlocksName, Quantized
 
-Op = Literal["sum", "mean", "min", "max", "prod", "band", "bor", "bxor"]
+Op = Literal["sum", "mean", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 NarrowName = Literal["float16", "bfloat16"]
 WireDtype = Literal["float32"] | NarrowName | BlocksName | Quantized
 NARROW_NAMES: tuple[NarrowName, ...] = get_args(NarrowName)
 AnyDtype = np.dtype[Any]
 
-OPS: dict[str, ReduceOp] = {name: ReduceOp[name.upper()] for name in get_args(Op)}
+_ALIASES = {"avg": "mean"}
+OPS: dict[str, ReduceOp] = {
+    name: ReduceOp[_ALIASES.get(name, name).upper()] for name in get_args(Op)
+}
 # Operations on NumPy's bool, a byte of 0 or 1. The maximum is "or", the minimum is "and".
 _BOOL_OPS: dict[ReduceOp, ReduceOp] = {
     ReduceOp.SUM: ReduceOp.MAX,
@@ -78,7 +83,12 @@ def find_op(op: str) -> ReduceOp:
     try:
         return OPS[op]
     except KeyError:
-        raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}") from None
+        raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}{_meant(op, OPS)}") from None
+
+
+def _meant(given: object, names: Iterable[str]) -> str:
+    close = get_close_matches(str(given), list(names), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def find_reduction(op: str, dtype: AnyDtype, declared: str | None = None) -> tuple[ReduceOp, DType]:
@@ -125,7 +135,7 @@ def check_wire_dtype(wire_dtype: object) -> None:
         return
     raise ValueError(
         f"wire_dtype={wire_dtype!r}: expected one of {', '.join(names)}, a "
-        "reducer_client.Quantized, or None"
+        f"reducer_client.Quantized, or None{_meant(wire_dtype, names)}"
     )
 
 

@@ -5,13 +5,14 @@ The plan depends only on the arrays' dtypes, sizes and order, so all ranks make 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from reducer_client.arrays import Array
+from reducer_client.arrays import Array, target_array
 
 # Bytes. Larger fusion buffers are no faster and take more memory.
 DEFAULT_FUSION_THRESHOLD = 128 << 20
@@ -49,6 +50,50 @@ class FusionBuffer:
             views.append(fused[start : start + like.size].reshape(like.shape))
             start += like.size
         return views
+
+
+class Results:
+    """The results of a call with many arrays: views of the fusion buffers, or copies in ``out``.
+
+    Raises TypeError or ValueError if ``out`` does not fit.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Array],
+        buffers: list[FusionBuffer],
+        out: Sequence[object] | None,
+    ) -> None:
+        self.buffers = buffers
+        self._sources = sources
+        self._fused: list[Array | None] = [None] * len(buffers)
+        self._lock = threading.Lock()
+        self._copies = out is not None
+        self.arrays: list[Array] = [np.empty(0)] * len(sources)
+        if out is not None:
+            if len(out) != len(sources):
+                raise ValueError(f"out: expected {len(sources)} arrays, got {len(out)}")
+            self.arrays = [
+                target_array(target, source.shape, source.dtype)
+                for target, source in zip(out, sources, strict=True)
+            ]
+
+    def arrive_in(self, index: int, fused: Array) -> None:
+        """The results of a fusion buffer will be in this array."""
+        if self._copies:
+            self._fused[index] = fused
+            return
+        buffer = self.buffers[index]
+        for member, view in zip(buffer.members, buffer.views(fused, self._sources), strict=True):
+            self.arrays[member] = view
+
+    def unpack(self) -> None:
+        """Copy the results to ``out``, if there is one. Only the first call does."""
+        with self._lock:
+            for index, fused in enumerate(self._fused):
+                if fused is not None:
+                    self.buffers[index].unpack(fused, self.arrays)
+                    self._fused[index] = None
 
 
 def plan_fusion(arrays: Sequence[Array], threshold: int) -> list[FusionBuffer]:

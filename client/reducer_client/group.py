@@ -19,15 +19,23 @@ from reducer_client.arrays import (
     flat_bytes,
     target_array,
 )
-from reducer_client.completer import Completer
+from reducer_client.completer import Completer, Together
 from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
 from reducer_client.debug import about, join_logger, rounds_logger
 from reducer_client.default_keys import KeysInTurn
-from reducer_client.dtypes import Op, Wire, WireDtype, find_dtype, find_reduction, narrow_to
+from reducer_client.dtypes import (
+    Op,
+    Wire,
+    WireDtype,
+    find_dtype,
+    find_op,
+    find_reduction,
+    narrow_to,
+)
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.feedback import feedback_of, feedbacks_of
-from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
+from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, Results, plan_fusion
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.parts import DeviceWords, Parts
@@ -147,10 +155,10 @@ class Group:
 
         Args:
             array: a NumPy array or any buffer, of equal shape and dtype on all ranks.
-            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``; for integers also the
-                bitwise ``"band"``, ``"bor"`` and ``"bxor"``. The mean of integers is truncated
-                toward zero. For bool, sum, max and bor are "or", prod, min and band are "and", and
-                bxor is "exclusive or".
+            op: ``"sum"``, ``"mean"`` (or ``"avg"``), ``"min"``, ``"max"`` or ``"prod"``; for
+                integers also the bitwise ``"band"``, ``"bor"`` and ``"bxor"``. The mean of integers
+                is truncated toward zero. For bool, sum, max and bor are "or", prod, min and band
+                are "and", and bxor is "exclusive or".
             out: array or buffer for the result. It may be ``array``. By default a new array.
             wire_dtype: the dtype in which a float32 array is sent: ``"bfloat16"`` or ``"float16"``;
                 for sum and mean also ``"int8"``, ``"float8_e4m3fn"``, ``"e3m0"`` (4 bits), or a
@@ -216,7 +224,10 @@ class Group:
         key: str | None = None,
         wire_dtype: WireDtype | None = None,
         *,
+        out: Sequence[object] | None = None,
         residuals: Sequence[Array] | None = None,
+        on_done: OnDone | None = None,
+        timeout: Timeout | None = None,
     ) -> Work[list[Array]]:
         """Reduce many arrays, packed into fusion buffers of one dtype each.
 
@@ -224,23 +235,27 @@ class Group:
             arrays: NumPy arrays or buffers, of equal shapes and dtypes on all ranks.
             fusion_threshold: maximum size in bytes of a fusion buffer.
             op, key, wire_dtype: as for ``all_reduce``.
+            out: an array or buffer for each result, which ``wait`` writes, and the call itself
+                before ``on_done``. They may be ``arrays``. By default the results are views of the
+                fusion buffers.
             residuals: the ``residual`` of each array, as for ``all_reduce``.
+            on_done, timeout: as for ``all_reduce``.
 
         Returns:
-            Work whose result is a list of arrays in the given order. They are views of the buffers.
+            Work whose result is a list of arrays in the given order.
         """
         sources = [as_array(array) for array in arrays]
         reductions = [find_reduction(op, source.dtype) for source in sources]
         wires = [narrow_to(code, reducible, wire_dtype) for code, reducible in reductions]
         feedbacks = feedbacks_of(residuals, wires, sources)
-        buffers = plan_fusion(sources, fusion_threshold)
-        results: list[Array] = [np.empty(0)] * len(sources)
-        operations: list[Operation] = []
+        results = Results(sources, plan_fusion(sources, fusion_threshold), out)
 
         def submit(name: str) -> Work[list[Array]]:
-            _fitting(_part(name, len(buffers)))  # before any buffer is submitted
+            _fitting(_part(name, len(results.buffers)))  # before any buffer is submitted
+            together = None if on_done is None else Together(len(results.buffers), on_done)
+            operations: list[Operation] = []
             try:
-                for index, buffer in enumerate(buffers):
+                for index, buffer in enumerate(results.buffers):
                     fused = buffer.pack(sources)
                     kept = buffer.pack(feedbacks) if feedbacks else None
                     part: Work[Array] = self._submit(
@@ -252,14 +267,20 @@ class Group:
                         source=fused,
                         target=fused,
                         residual=kept,
+                        on_done=None if together is None else together.one_done,
+                        timeout=timeout,
                     )
                     if kept is not None:
                         buffer.unpack(kept, feedbacks)
                     operations.extend(part._operations)
-                    views = buffer.views(fused, sources)
-                    for member, view in zip(buffer.members, views, strict=True):
-                        results[member] = view
-                return Work(self._context, name, operations, results, divides=op == "mean")
+                    results.arrive_in(index, fused)
+                divides = find_op(op) is ReduceOp.MEAN
+                work = Work(
+                    self._context, name, operations, results.arrays, divides, results.unpack
+                )
+                if together is not None:
+                    together.submitted(work)
+                return work
             except Exception:
                 if operations:
                     self._give_up()
@@ -478,6 +499,13 @@ class Group:
         errors then contain; empty if there is another cause.
         """
         self._leave(lambda: self._engine.abort(timed_out))
+
+    def __repr__(self) -> str:
+        state = "open" if self._end.alive and self._engine.error is None else "ended"
+        return (
+            f"<{type(self).__name__} job={self.job!r} run={self.run_id!r} rank={self.rank} of "
+            f"{self.world_size}, {self.reducers} reducers, {state}>"
+        )
 
     def __enter__(self) -> Group:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
@@ -82,8 +82,10 @@ class Work(Generic[T]):
         operations: Sequence[Operation],
         result: T,
         divides: bool = False,
+        unpack: Callable[[], None] | None = None,
     ) -> None:
         self._divides = divides
+        self._unpack = unpack
         self._context = context
         self._operations = tuple(operations)
         self._result = result
@@ -190,6 +192,7 @@ class Work(Generic[T]):
                     raise self._timed_out(operation, limit, absent)
         self._context.reports.collect()
         self._check()
+        self._unpack_once()
         return self._result
 
     def fill(self, elements: int) -> None:
@@ -207,13 +210,17 @@ class Work(Generic[T]):
             return error
         return None
 
-    def expire(self, limit: float, absent: Absent) -> None:
+    def _expire(self, limit: float, absent: Absent) -> None:
         """Fail the work with RoundTimeoutError. The completer calls this at the deadline."""
         self._failure = self._timed_out(self._operations[0], limit, absent)
 
-    def fail(self, error: ReducerError) -> None:
+    def _fail(self, error: ReducerError) -> None:
         """Fail the work. The completer calls this if the engine will never finish the operation."""
         self._failure = error
+
+    def _unpack_once(self) -> None:
+        if self._unpack is not None:
+            self._unpack()
 
     def _wait_for(self, operation: Operation, seconds: float) -> bool:
         try:

@@ -12,7 +12,6 @@ from reducer.server import serve_options
 from reducer.status.ask import parse_address
 from reducer.status.here import find_here
 
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import re
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from reducer_client import Group
+from reducer_client import Group, Work
 from tests.support.arrays import BFLOAT16, DTYPES, FLOAT8, Array, sample
 
 LAYOUTS: dict[str, Array] = {
@@ -119,9 +121,9 @@ def test_the_longest_key_works(solo: Group) -> None:
 def test_bad_arguments_name_what_is_allowed(solo: Group) -> None:
     zeros = np.zeros(3, np.float64)
     with pytest.raises(
-        ValueError, match="expected one of sum, mean, min, max, prod, band, bor, bxor"
+        ValueError, match="expected one of sum, mean, avg, min, max, prod, band, bor, bxor"
     ):
-        solo.all_reduce(zeros, op="avg")  # type: ignore[arg-type]
+        solo.all_reduce(zeros, op="average")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected float32"):
         solo.all_reduce(zeros, wire_dtype="bfloat16")
     with pytest.raises(ValueError, match="expected one of float32, float16, bfloat16, int8"):
@@ -191,3 +193,43 @@ def test_fusion_keeps_order_shapes_and_dtypes(solo: Group) -> None:
         assert [r.dtype for r in results] == [a.dtype for a in arrays]
         assert [r.tobytes() for r in results] == [a.tobytes() for a in arrays]
     assert solo.all_reduce_many([]).wait() == []
+
+
+@pytest.mark.parametrize("threshold", [1, 128 << 20])
+def test_many_arrays_are_written_to_out_before_the_callback(solo: Group, threshold: int) -> None:
+    arrays = [sample(dtype, (50, 3), dtype.name) for dtype in (DTYPES[0], DTYPES[6])]
+    out = [np.zeros_like(array) for array in arrays]
+    seen: list[bytes] = []
+    done = threading.Event()
+
+    def look(work: Work[Any]) -> None:
+        seen.extend(array.tobytes() for array in out)
+        done.set()
+
+    work = solo.all_reduce_many(arrays, fusion_threshold=threshold, out=out, on_done=look)
+    assert done.wait(30)
+    assert seen == [array.tobytes() for array in arrays]
+    assert all(mine is given for mine, given in zip(work.wait(), out, strict=True))
+    copies = [array.copy() for array in arrays]
+    solo.all_reduce_many(copies, op="avg", out=copies).wait()
+    assert [c.tobytes() for c in copies] == [a.tobytes() for a in arrays]
+    called = threading.Event()
+    solo.all_reduce_many([], on_done=lambda _: called.set())
+    assert called.wait(30)
+    with pytest.raises(ValueError, match="out: expected 2 arrays, got 1"):
+        solo.all_reduce_many(arrays, out=out[:1])
+    with pytest.raises(ValueError, match=r"out: expected shape \(50, 3\)"):
+        solo.all_reduce_many(arrays, out=[out[0], np.zeros(3)])
+
+
+def test_a_group_says_what_it_is(solo: Group) -> None:
+    assert re.fullmatch(
+        r"<Group job='[^']+' run='[^']+' rank=0 of 1, \d reducers, open>", repr(solo)
+    )
+
+
+def test_a_misspelt_name_is_guessed(solo: Group) -> None:
+    with pytest.raises(ValueError, match="did you mean 'mean'"):
+        solo.all_reduce(np.ones(3), op="maen")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="did you mean 'bfloat16'"):
+        solo.all_reduce(np.ones(3, np.float32), wire_dtype="bflaot16")  # type: ignore[arg-type]

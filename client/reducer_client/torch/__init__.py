@@ -31,6 +31,7 @@ or, over a slow link, with an exchange every 50 steps:
 from __future__ import annotations
 
 from reducer_client import torch_autoload
+from reducer_client.framework_errors import raising
 from reducer_client.outer.optimizer import OuterSGD
 from reducer_client.torch.backend.options import Options
 from reducer_client.torch.elastic.training import Elastic
@@ -56,6 +57,7 @@ __all__ = [
     "all_reduce_hook",
     "attach",
     "attach_topk",
+    "raising",
     "topk_hook",
 ]
 

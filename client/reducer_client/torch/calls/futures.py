@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from reducer_client.framework_errors import remember
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.key_scopes import Scope, entered
 
@@ -118,10 +119,11 @@ class _Failure:
         self._error = error
 
     def raise_(self) -> NoReturn:
+        remember(self._error)
         raise self._error
 
     def __str__(self) -> str:
-        raise self._error
+        self.raise_()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise self._error
+        self.raise_()

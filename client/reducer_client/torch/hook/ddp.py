@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reducer.wire.codes import DType, ReduceOp
 from reducer_client.dtypes import WireDtype, check_wire_dtype, is_quantised, narrow_to
+from reducer_client.framework_errors import remember
 from reducer_client.group import Group
 from reducer_client.torch.hook.narrowing import NarrowingGauge
 from reducer_client.torch.hook.residuals import Residuals
@@ -113,6 +114,11 @@ class ReductionState:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"group": None, "last_error": None, "stagings": Stagings()}
+
+    def keep(self, error: Exception) -> None:
+        """Keep the error of a failed reduction, of which torch keeps only the text."""
+        self.last_error = error
+        remember(error)
 
     def joined_group(self) -> Group:
         """The group. Raises RuntimeError if the state was unpickled and has no new group yet."""
@@ -245,7 +251,7 @@ def exchange(
     try:
         return _Exchange(state, tensor).start(submit, way)
     except Exception as error:
-        state.last_error = error
+        state.keep(error)
         raise
 
 
@@ -345,13 +351,13 @@ class _Exchange:
         if not (isinstance(handle, Transfer) and handle.by_stream):
             self._finished.set_result(self._tensor)
         elif self._error is not None:  # the optimizer may step with the result, which is NaN
-            self._state.last_error = self._error
+            self._state.keep(self._error)
             self._state.joined_group().abort(str(self._error))
 
     # DDP would report an error that is set on its future as a failed cast. An error that a callback
     # raises keeps its text.
     def _check(self, _: TensorFuture) -> torch.Tensor:
         if self._error is not None:
-            self._state.last_error = self._error
+            self._state.keep(self._error)
             raise self._error
         return self._tensor
