@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from docs.reference import api, commands, errors
+from docs.reference import api, commands, errors, settings
 from docs.reference.api_pages import PAGES
 from reducer import __version__
 
@@ -38,11 +38,13 @@ ELSEWHERE = {
 REFERENCE: dict[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "errors.md": errors.page,
+    "settings.md": settings.page,
     **{name: partial(api.page, name) for name in PAGES},
 }
 # Sources to which documents link, and the page of the reference that describes each.
 DESCRIBED = {
     "client/reducer_tools/cli/__init__.py": "commands.md",
+    "client/reducer_client/config/given.py": "settings.md",
     "client/reducer_client/errors.py": "errors.md",
     "client/reducer_client/__init__.py": "api.md",
     "client/reducer_client/torch/__init__.py": "api-torch.md",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs import assemble
-from docs.reference import api, commands, errors
+from docs.reference import api, commands, errors, settings
 from docs.reference.api_pages import PAGES
 from reducer.server.daemon import metrics
 from reducer.wire.codes import ErrorCode
@@ -17,6 +17,8 @@ from reducer_client import errors as client_errors
 
 ROOT = Path(__file__).parents[3]
 CLIENT = ROOT / "client" / "reducer_client"
+# Not the beginning of a name, such as "REDUCER_" + name.
+_VARIABLE = re.compile(r"\bREDUCER_[A-Z][A-Z_]*[A-Z]\b")
 INTERNAL = {"reducer_client.config", "reducer_client.engine"}
 MODULES = [
     (page, module, names)
@@ -37,6 +39,15 @@ def test_every_command_and_option() -> None:
         shown = set(re.findall(r"^\| `([^`]*)`", section, re.M))
         names = {name for option in shown for name in re.split(r"[ ,/]+", option)}
         assert {name for p in command.params for name in p.opts if name[0] == "-"} <= names
+
+
+def test_every_setting() -> None:
+    """Every variable that a source names is on the page or is a parameter of the plugin alone."""
+    sources = [*ROOT.glob("client/**/*.py"), *ROOT.glob("reducer/**/*.py")]
+    named = {name for path in sources for name in _VARIABLE.findall(path.read_text())}
+    page = settings.page() + (ROOT / "nccl_plugin" / "README.md").read_text()
+    assert len(named) > 40
+    assert not {name for name in named if f"`{name}`" not in page}
 
 
 def test_every_metric() -> None:
