@@ -1,9 +1,11 @@
 """Tables: parameters that the workers of a job share, and that the reducers update.
 
-with reducer_client.parameter_server(["host:2222"], job="name", worker=0) as ps:
-    table = ps.table("net", {"w": w, "b": b}, optimizer=Adam(1e-3, convention="torch"))
-    table.push({"w": dw, "b": db})
-    table.pull(out={"w": w, "b": b})
+    with reducer_client.parameter_server(["host:2222"], job="name", worker=0) as ps:
+        table = ps.table("net", {"w": w, "b": b}, optimizer=Adam(1e-3, convention="torch"))
+        table.push({"w": dw, "b": db})
+        table.pull(out={"w": w, "b": b})
+
+The optimizers are in `reducer.optimizers`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """HSDP with FSDP2: gloo or nccl shards a model within each host, reducers average over the hosts.
 
-mesh = init_device_mesh("cuda", (hosts, local), mesh_dim_names=("hosts", "local"))
-fully_shard(model, mesh=mesh["local"])
-reducer_client.torch.fsdp.attach_fsdp(model, mesh["hosts"])
+    mesh = init_device_mesh("cuda", (hosts, local), mesh_dim_names=("hosts", "local"))
+    fully_shard(model, mesh=mesh["local"])
+    reducer_client.torch.fsdp.attach_fsdp(model, mesh["hosts"])
+
+The backend of PyTorch (``init_process_group("reducer")``) needs no such call.
 """
 
 from __future__ import annotations
