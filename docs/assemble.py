@@ -29,6 +29,7 @@ ELSEWHERE = {
     "deploy/README.md": "deployment.md",
     "SECURITY.md": "security.md",
     "bench/README.md": "benchmarks.md",
+    "bench/scale/README.md": "scale.md",
     "reducer/wire/PROTOCOL.md": "protocol.md",
     "reducer/METRICS.md": "metrics.md",
     "CHANGELOG.md": "changelog.md",
