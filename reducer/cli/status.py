@@ -35,7 +35,7 @@ def command(addresses: str | None, timeout: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(summary), "errors": errors}))
     elif answers:
-        click.echo(as_text(summary))
+        click.echo(as_text(summary, errors))
     for text in errors.values():
         click.echo(f"Error: {text}", err=True)
     sys.exit(1 if errors else 0)

@@ -211,7 +211,7 @@ class Lane:
 
         The lane may handle events between two parts. Runs that have ended by then are left out.
         """
-        return parts_of(self._roster, self._tables, now)
+        return parts_of(self._roster, self._endings.past, self._tables, now)
 
     # --- events ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB, most
 from reducer.core.members.forming import Forming
+from reducer.core.members.past_runs import PastRuns
 from reducer.core.members.roster import Members, Roster
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.texts import stall_entry
@@ -52,7 +53,7 @@ def lane_numbers(
     )
 
 
-def parts_of(roster: Roster, tables: TableDesk, now: float) -> Iterator[Part]:
+def parts_of(roster: Roster, past: PastRuns, tables: TableDesk, now: float) -> Iterator[Part]:
     """Yield the part of each run and table. Runs may end between two parts.
 
     All parts together have at most MAX_ROUNDS_IN_ALL waiting rounds, and the parts of one job at
@@ -71,6 +72,7 @@ def parts_of(roster: Roster, tables: TableDesk, now: float) -> Iterator[Part]:
     for forming in list(roster.forming.values()):
         if roster.forming.get(forming.id) is forming:
             yield FormingPart(forming_report(forming))
+    yield from past.parts(now)
     yield from table_parts(tables, now)
 
 

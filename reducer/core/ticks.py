@@ -7,6 +7,7 @@ from typing import Final
 
 from reducer.core.members.forming import Forming
 from reducer.core.members.joining import Joining
+from reducer.core.members.past_runs import DESERTED
 from reducer.core.members.roster import Members, Roster, in_turns
 from reducer.core.members.run_endings import Endings, Refusals, few
 from reducer.core.members.session import Session, SessionState
@@ -162,6 +163,7 @@ class Ticks:
         self._ticked_at = now
         out: list[Output] = []
         self._endings.tell_again(out)
+        self._endings.past.tick(now)
         self._beats.beat(now, out)
         self._forget_idle(now, out)
         self._check_runs(now, out)
@@ -231,7 +233,7 @@ class Ticks:
             try:
                 text = f"job {run.name!r} run {run.run_id!r}: nobody has come back"
                 line = Log(run.number, logging.WARNING, text, run.about())
-                out += [*self._endings.end(members), line]
+                out += [*self._endings.end(members, None, DESERTED), line]
             except Exception as bug:
                 out += self._endings.fault(members, bug)
 

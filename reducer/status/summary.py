@@ -7,7 +7,7 @@ a run has many of them, its number of rounds is shown too small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,11 +110,25 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
+class EndedStatus:
+    """The last run of a job that does not run now: it ended `seconds` ago, and why."""
+
+    job: str
+    title: str
+    run_id: str
+    world_size: int
+    rounds: int
+    seconds: float
+    cause: str
+
+
+@dataclass(frozen=True)
 class Summary:
     reducers: list[ReducerStatus]
     runs: list[RunStatus]
     tables: list[TableStatus] = field(default_factory=list)
     more_tables: int = 0  # that no reducer has told about
+    ended: list[EndedStatus] = field(default_factory=list)
 
 
 def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
@@ -131,7 +145,31 @@ def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
     found += [_forming(parts) for parts in forming.values()]
     found.sort(key=lambda run: (run.job, run.run_id))
     reducers = [_reducer(address, answer) for address, answer in answers.items()]
-    return Summary(reducers, found, tables_of(answers.values()), untold(answers.values()))
+    return Summary(
+        reducers,
+        found,
+        tables_of(answers.values()),
+        untold(answers.values()),
+        _ended(answers.values(), {run.job for run in found}),
+    )
+
+
+def _ended(answers: Iterable[Mapping[str, Any]], running: Collection[str]) -> list[EndedStatus]:
+    """The last run of each job that does not run, the latest first.
+
+    The lane that ended the run first tells why: the run has ended on the others for this reason.
+    """
+    reports = [lane["report"] for answer in answers for lane in answer["lanes"]]
+    told = [EndedStatus(**run) for report in reports for run in report.get("ended", ())]
+    last = {run.job: run.run_id for run in sorted(told, key=lambda run: -run.seconds)}
+    found: dict[str, EndedStatus] = {}
+    for run in told:
+        if run.job in running or run.run_id != last[run.job]:
+            continue
+        known = found.get(run.job)
+        if known is None or run.seconds > known.seconds:
+            found[run.job] = run
+    return sorted(found.values(), key=lambda run: run.seconds)
 
 
 def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:

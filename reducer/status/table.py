@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 from reducer.columns import aligned
 from reducer.status.amounts import amount, duration
 from reducer.status.late_ranks import RANKS_SHOWN, is_late
-from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
+from reducer.status.summary import EndedStatus, RankStatus, ReducerStatus, RunStatus, Summary
 from reducer.status.tables_text import lines_of, more_text
 
 NO_RUN = "no job is running"
+NO_ERRORS: Mapping[str, str] = {}
 
 
-def as_text(summary: Summary) -> str:
-    """A table of the reducers, then each run with its late ranks, then the tables of the jobs."""
-    lines = list(_reducers(summary.reducers))
+def as_text(summary: Summary, errors: Mapping[str, str] = NO_ERRORS) -> str:
+    """A table of the reducers, then each run with its late ranks, then the tables of the jobs.
+
+    ``errors`` has the reducers that have not answered, and why.
+    """
+    lines = list(_reducers(summary.reducers, errors))
     for run in summary.runs:
         lines += ["", *_run(run)]
     lines += lines_of(summary.tables)
@@ -23,10 +28,31 @@ def as_text(summary: Summary) -> str:
         lines.append(more_text(summary.more_tables))
     if not summary.runs and not summary.tables:
         lines += ["", NO_RUN]
+    if summary.ended:
+        lines += ["", *ended_lines(summary.ended)]
     return "\n".join(lines)
 
 
-def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
+def ended_lines(ended: Sequence[EndedStatus]) -> list[str]:
+    """A line for each job that has ended in the last hour."""
+    return [
+        f"job {run.title!r} ended {duration(run.seconds)} ago, at {_clock(run.seconds)}, after "
+        f"{run.rounds:,} rounds of {run.world_size} workers: {run.cause}"
+        for run in ended
+    ]
+
+
+def _clock(seconds: float) -> str:
+    """The local time of this many seconds ago."""
+    return time.strftime("%H:%M", time.localtime(time.time() - seconds))
+
+
+def why_down(address: str, error: str) -> str:
+    """The reason in an error of `reducer.status.ask`, without the address and the advice."""
+    return error.removeprefix(f"{address}: ").split(";")[0]
+
+
+def _reducers(reducers: Sequence[ReducerStatus], errors: Mapping[str, str]) -> Iterator[str]:
     head = ("REDUCER", "LANES", "JOBS", "WORKERS", "ROUNDS", "OPEN", "IN", "OUT", "MEMORY")
     rows = [
         (
@@ -43,6 +69,8 @@ def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
         for r in reducers
     ]
     yield from aligned([head, *rows], left=(0,))
+    for address, error in errors.items():
+        yield f"{address}  down: {why_down(address, error)}"
 
 
 def _run(run: RunStatus) -> Iterator[str]:

@@ -76,6 +76,8 @@ def test_who_is_late_is_plain_to_see(job: str, tmp_path: Path) -> None:
         assert f"job {job!r}" in table
         assert re.search(rf"^ +{LATE} .*absent for [\d.]+ s from 'grad' round {NAPS}$", table, re.M)
         assert _lateness(metrics, job)[LATE] >= 0.5 * NAPS * NAP
+        wait_until(lambda: f"job {job!r} ended " in _table(daemons), 20, "the job has ended")
+        assert f"after {NAPS + 1} rounds of {WORLD} workers: finished" in _table(daemons)
 
 
 def _table(daemons: list[Daemon]) -> str:

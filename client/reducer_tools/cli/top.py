@@ -63,23 +63,23 @@ class _Watch:
         self._before = Summary([], [])
         self.errors: dict[str, str] = {}
 
-    def look(self) -> RenderableType:
-        """Ask the reducers and return the picture to show."""
+    def look(self, width: int) -> RenderableType:
+        """Ask the reducers and return the picture to show in so many columns."""
         from reducer_tools.top.display import picture
 
         answers, self.errors = ask_all(self._addresses, self._timeout)
         now = summarize(answers)
         happened: Change = change(self._before, now)
         self._before = now
-        return picture(self._addresses, now, self.errors, happened)
+        return picture(self._addresses, now, self.errors, happened, width)
 
 
 def _print_once(watch: _Watch, interval: float, console: Console) -> None:
-    watch.look()
+    watch.look(0)
     time.sleep(interval)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
-    console.print(watch.look())
+    console.print(watch.look(console.width))
     for text in watch.errors.values():
         click.echo(f"Error: {text}", err=True)
     sys.exit(1 if watch.errors else 0)
@@ -93,7 +93,7 @@ def _run(watch: _Watch, interval: float, console: Console) -> None:
             pressed = ""
             while pressed not in ("q", "Q"):
                 began = time.monotonic()
-                live.update(watch.look(), refresh=True)
+                live.update(watch.look(console.width), refresh=True)
                 pressed = key(max(0.1, interval - (time.monotonic() - began)))
     except KeyboardInterrupt:
         pass

@@ -11,7 +11,7 @@ from rich.text import Text
 from reducer.status.amounts import amount, duration
 from reducer.status.late_ranks import RANKS_SHOWN, is_late
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
-from reducer.status.table import NO_RUN, now_text, run_text
+from reducer.status.table import NO_RUN, ended_lines, now_text, run_text, why_down
 from reducer.status.tables import TableStatus
 from reducer.status.tables_text import LEFT, by_run, cells, head, more_text, title
 from reducer_tools.top.rates import Change
@@ -20,13 +20,20 @@ from reducer_tools.top.rates import Change
 # look.
 _LEAST_NOW = 0.05
 _BAR = 12
+# From this number of columns on, a reducer has a row with everything.
+_WIDE = 110
+_SPEEDS = ("IN/s", "OUT/s", "ROUNDS/s")
+_ALL = ("REDUCER", *_SPEEDS, "OPEN", "JOBS", "WORKERS", "MEMORY", "STATE")
+_NARROW = ("REDUCER", *_SPEEDS, "WORKERS", "MEMORY", "STATE")
 
 
 def picture(
-    asked: Sequence[str], summary: Summary, errors: Mapping[str, str], change: Change
+    asked: Sequence[str], summary: Summary, errors: Mapping[str, str], change: Change, width: int
 ) -> RenderableType:
-    """The picture to draw. Every address in `asked` has a row, with its error if there is one."""
-    parts: list[RenderableType] = [_reducers(asked, summary, errors, change)]
+    """The picture to draw in so many columns. Every address in `asked` has a row, with its error if
+    there is one.
+    """
+    parts: list[RenderableType] = [_reducers(asked, summary, errors, change, width >= _WIDE)]
     for run in summary.runs:
         parts += [Text(), *_run(run, change.waits.get((run.job, run.run_id), {}))]
     for (job, run_id), tables in by_run(summary.tables).items():
@@ -35,14 +42,21 @@ def picture(
         parts.append(Text(more_text(summary.more_tables)))
     if summary.reducers and not summary.runs and not summary.tables:
         parts += [Text(), Text(NO_RUN)]
+    if summary.ended:
+        parts += [Text(), *map(Text, ended_lines(summary.ended))]
     return Group(*parts)
 
 
 def _table(*columns: str, left: int) -> Table:
+    """A table whose first and last columns go on in the next line on a narrow terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, name in enumerate(columns):
-        is_left = index < left or index == len(columns) - 1
-        table.add_column(name, justify="left" if is_left else "right", no_wrap=True)
+        is_last = index == len(columns) - 1
+        is_left = index < left or is_last
+        gives_way = is_last or (index == 0 and is_left)
+        table.add_column(
+            name, justify="left" if is_left else "right", no_wrap=not gives_way, overflow="fold"
+        )
     return table
 
 
@@ -61,35 +75,40 @@ def _tables(tables: Sequence[TableStatus], change: Change) -> Table:
 
 
 def _reducers(
-    asked: Sequence[str], summary: Summary, errors: Mapping[str, str], change: Change
+    asked: Sequence[str],
+    summary: Summary,
+    errors: Mapping[str, str],
+    change: Change,
+    wide: bool,
 ) -> Table:
-    table = _table(
-        "REDUCER", "IN/s", "OUT/s", "ROUNDS/s", "OPEN", "JOBS", "WORKERS", "MEMORY", "STATE", left=1
-    )
+    columns = _ALL if wide else _NARROW
+    table = _table(*columns, left=1)
     found = {reducer.address: reducer for reducer in summary.reducers}
     for address in asked:
         if address in found:
-            table.add_row(Text(address), *_numbers(found[address], change))
+            cells = _cells(found[address], change, wide)
         else:
-            why = errors[address].removeprefix(f"{address}: ").split(";")[0]
-            table.add_row(Text(address), *[Text("-")] * 7, Text(f"down: {why}", "bold red"))
+            why = why_down(address, errors[address])
+            cells = dict.fromkeys(_ALL, Text("-")) | {"STATE": Text(f"down: {why}", "bold red")}
+        table.add_row(*({**cells, "REDUCER": Text(address)}[name] for name in columns))
     return table
 
 
-def _numbers(reducer: ReducerStatus, change: Change) -> list[Text]:
+def _cells(reducer: ReducerStatus, change: Change, wide: bool) -> dict[str, Text]:
     rates = change.rates.get(reducer.address)
     speeds = ["-"] * 3
     if rates is not None:
         speeds = [amount(rates.received), amount(rates.sent), f"{rates.rounds:,.1f}"]
     used = reducer.memory_reserved / reducer.memory if reducer.memory else 0.0
-    return [
-        *map(Text, speeds),
-        Text(str(reducer.open_rounds)),
-        Text(str(reducer.jobs)),
-        Text(f"{reducer.workers}/{reducer.places}"),
-        Text(f"{amount(reducer.memory_reserved)} of {amount(reducer.memory)} {used:4.0%}"),
-        Text(reducer.state, "green" if reducer.ready else "yellow"),
-    ]
+    sizes = f"{amount(reducer.memory_reserved)} of {amount(reducer.memory)} "
+    return {
+        **{name: Text(speed) for name, speed in zip(_SPEEDS, speeds, strict=True)},
+        "OPEN": Text(str(reducer.open_rounds)),
+        "JOBS": Text(str(reducer.jobs)),
+        "WORKERS": Text(f"{reducer.workers}/{reducer.places}"),
+        "MEMORY": Text(f"{sizes * wide}{used:4.0%}"),
+        "STATE": Text(reducer.state, "green" if reducer.ready else "yellow"),
+    }
 
 
 def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from reducer.core.limits.charges import ROUND
 from reducer.core.members.forming import Forming
+from reducer.core.members.past_runs import DESERTED, FINISHED, PastRuns
 from reducer.core.members.roster import Ended, Members, Roster, fault_text, room_of
 from reducer.core.members.session import Session, SessionState
 from reducer.core.runs.run import Run
@@ -49,6 +50,7 @@ class Endings:
 
     def __init__(self, roster: Roster) -> None:
         self.runs_ended = 0
+        self.past = PastRuns()
         self.errors = dict.fromkeys(ErrorCode, 0)
         self._roster = roster
         self._ended_now: list[Ended] = []  # since the last tick
@@ -78,7 +80,7 @@ class Endings:
             out.append(run.seats.to_all(messages.Error(int(ErrorCode.INTERNAL), text[:4_000])))
         except Exception as worse:  # then the connections end without an ERROR
             text = f"{text}; and no ERROR could be sent: {worse}"
-        return out + self._end(members, text)
+        return out + self._end(members, text, text)
 
     def fault_in(
         self, run: int, error: Exception, buffer: Buffer | None, out: list[Output]
@@ -96,19 +98,28 @@ class Endings:
         if buffer is not None and not any(buffer is b for buffers in given for b in buffers):
             out.append(Free(0, (buffer,)))
 
-    def end(self, members: Members, error: messages.Error | None = None) -> list[Output]:
-        """End the run, and send `error`, if there is one, to its members."""
+    def end(
+        self, members: Members, error: messages.Error | None = None, cause: str = FINISHED
+    ) -> list[Output]:
+        """End the run, and send `error`, if there is one, to its members.
+
+        `cause` says why the run ends without an error.
+        """
         run = members.run
         if error is not None:
-            return [run.seats.to_all(error), *self._end(members, error.message)]
+            return [run.seats.to_all(error), *self._end(members, error.message, error.message)]
         text = f"job {run.name!r} run {run.run_id!r}: all have left"
         line = Log(run.number, logging.INFO, text, run.about())
-        return [*self._end(members, "the run is over"), line]
+        return [*self._end(members, "the run is over", cause), line]
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
         """End some of the deserted runs that this run replaces, the largest reservations first."""
         replaced = sorted(self._roster.deserted(job, run_id, now), key=room_of, reverse=True)
-        return [out for members in few(replaced, REPLACED_AT_ONCE) for out in self.end(members)]
+        return [
+            out
+            for members in few(replaced, REPLACED_AT_ONCE)
+            for out in self.end(members, None, DESERTED)
+        ]
 
     def tell_again(self, out: list[Output]) -> None:
         """Close the sessions that are still open although their runs have ended since the last
@@ -132,7 +143,7 @@ class Endings:
                 out += [Close(number, session, text) for session in open_]
         self._ended_now.clear()
 
-    def _end(self, members: Members, reason: str) -> list[Output]:
+    def _end(self, members: Members, reason: str, cause: str) -> list[Output]:
         """Drop the run's state, and close its connections.
 
         The run gives its memory back when the last connection has ended: until then connections may
@@ -141,6 +152,7 @@ class Endings:
         run = members.run
         out: list[Output] = []
         self.runs_ended += 1
+        self.past.add(run, cause)
         ended = self._roster.ended.add(members)
         self._ended_now.append(ended)
         self._roster.remove(members)

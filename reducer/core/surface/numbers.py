@@ -115,7 +115,27 @@ class FormingPart:
     forming: FormingReport
 
 
-Part = RunPart | FormingPart | TablePart
+@dataclass(frozen=True, slots=True)
+class EndedReport:
+    """A run that ended ``seconds`` ago, and why."""
+
+    job: str
+    title: str
+    run_id: str
+    world_size: int
+    rounds: int
+    seconds: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedPart:
+    """The part of a lane's report that is about one run that has ended."""
+
+    ended: EndedReport
+
+
+Part = RunPart | FormingPart | EndedPart | TablePart
 
 
 @dataclass(frozen=True, slots=True)

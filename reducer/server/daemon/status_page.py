@@ -55,6 +55,7 @@ def numbers(address: str, port: int, snapshot: Snapshot) -> dict[str, Any]:
         "reducer": asdict(summary.reducers[0]),
         "runs": [_cut(run) for run in summary.runs[:MAX_RUNS]],
         "more_runs": max(0, len(summary.runs) - MAX_RUNS),
+        "ended": [asdict(run) for run in summary.ended[:MAX_RUNS]],
         "tables": [_table(table) for table in summary.tables[:MAX_TABLES]],
         "more_tables": summary.more_tables + max(0, len(summary.tables) - MAX_TABLES),
     }

@@ -9,6 +9,8 @@ from typing import Any
 
 from reducer.core.surface.numbers import (
     CoreNumbers,
+    EndedPart,
+    EndedReport,
     FormingPart,
     FormingReport,
     Part,
@@ -32,6 +34,8 @@ def part_of(found: dict[str, Any]) -> Part:
     """Reads one part of a report, as `line_of` has encoded it."""
     if "forming" in found:
         return FormingPart(FormingReport(**found["forming"]))
+    if "ended" in found:
+        return EndedPart(EndedReport(**found["ended"]))
     if "table" in found:
         return _table_part(found["table"], found["numbers"])
     run = found["run"]
@@ -56,8 +60,12 @@ def put_together(numbers: LaneNumbers, parts: Iterable[Part]) -> LaneReport:
     jobs: dict[str, JobNumbers] = {}
     runs: list[RunReport] = []
     forming: list[FormingReport] = []
+    ended: list[EndedReport] = []
     tables: list[TablePart] = []
     for part in parts:
+        if isinstance(part, EndedPart):
+            ended.append(part.ended)
+            continue
         if isinstance(part, FormingPart):
             forming.append(part.forming)
             continue
@@ -68,7 +76,7 @@ def put_together(numbers: LaneNumbers, parts: Iterable[Part]) -> LaneReport:
         known = jobs.get(part.run.title)
         total = part.numbers if known is None else _sum(known.numbers, part.numbers)
         jobs[part.run.title] = JobNumbers(total, part.run.world_size)
-    return LaneReport(numbers, jobs, runs, forming, tables)
+    return LaneReport(numbers, jobs, runs, forming, ended, tables)
 
 
 def _sum(first: RunNumbers, second: RunNumbers) -> RunNumbers:

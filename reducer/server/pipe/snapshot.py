@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from reducer.core.surface.numbers import CoreNumbers, FormingReport, RunNumbers, RunReport
+from reducer.core.surface.numbers import (
+    CoreNumbers,
+    EndedReport,
+    FormingReport,
+    RunNumbers,
+    RunReport,
+)
 from reducer.core.surface.table_numbers import TablePart
 
 
@@ -63,13 +69,14 @@ class LaneReport:
     """The report of one lane.
 
     ``jobs`` has the sums over all runs of a job, by the job's title; ``runs`` are the formed
-    runs, ``forming`` the others.
+    runs, ``forming`` those that wait for ranks, ``ended`` those of the last hour.
     """
 
     numbers: LaneNumbers
     jobs: Mapping[str, JobNumbers]
     runs: Sequence[RunReport]
     forming: Sequence[FormingReport]
+    ended: Sequence[EndedReport]
     tables: Sequence[TablePart]
 
     def as_json(self) -> dict[str, Any]:
@@ -80,11 +87,12 @@ class LaneReport:
         }
         runs = [run_as_json(run) for run in self.runs]
         forming = [fields_of(run) for run in self.forming]
+        ended = [fields_of(run) for run in self.ended]
         tables = [table_as_json(part) for part in self.tables]
         return {
             **fields_of(self.numbers),
             "core": {**fields_of(self.numbers.core), "jobs": jobs},
-            "report": {"runs": runs, "forming": forming, "tables": tables},
+            "report": {"runs": runs, "forming": forming, "ended": ended, "tables": tables},
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -60,6 +61,31 @@ def test_ranks_without_which_a_run_goes_on_are_named_once() -> None:
     assert "without rank 0 since 1.0 s: left" in text
     assert "without rank 2 since 9.0 s: the worker closed the connection" in text
     assert text.count("without rank") == 2
+
+
+def ended(job: str, run_id: str, seconds: float, cause: str) -> dict[str, Any]:
+    return {
+        "job": job, "title": job, "run_id": run_id, "world_size": 4, "rounds": 41_200,
+        "seconds": seconds, "cause": cause,
+    }  # fmt: skip
+
+
+def test_a_job_that_has_ended_is_shown_with_the_cause_of_its_last_run() -> None:
+    one, other = answer(run()), answer(run())
+    one["lanes"][0]["report"]["ended"] = [
+        ended("resnet", "r1", 900.0, "finished"),
+        ended("resnet", "r2", 59.0, "the run is over"),
+        ended("bert", "r0", 60.0, "finished"),
+    ]
+    other["lanes"][0]["report"]["ended"] = [ended("resnet", "r2", 60.0, "rank 1 is lost")]
+    text = as_text(summarize({"a:1": one, "b:1": other}))
+    assert re.search(
+        r"^job 'resnet' ended 1 min 0 s ago, at \d\d:\d\d, after 41,200 rounds of 4 workers: "
+        r"rank 1 is lost$",
+        text,
+        re.M,
+    )
+    assert text.count(" ended ") == 1, "bert runs again"
 
 
 def test_lanes_see_the_same_time_and_their_own_bytes() -> None:

@@ -247,7 +247,7 @@ def test_tables_that_no_report_shows_are_counted() -> None:
 def screen(now: Summary, before: Summary, width: int = 150) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as shown:
-        console.print(picture(["a:1"], now, {}, change(before, now)))
+        console.print(picture(["a:1"], now, {}, change(before, now), width))
     return shown.get()
 
 
