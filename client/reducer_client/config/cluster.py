@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from reducer.cluster import discovery
 from reducer.cluster.variables import Found
@@ -144,16 +147,32 @@ def resolve_run(
 ) -> tuple[str, str]:
     """(job, run id) that rank 0 of a process group chooses for all ranks.
 
-    A value that neither the argument nor the environment gives is random.
+    A job that nobody has named has the name of the script. A run without an id gets a random one.
     """
     env = os.environ if environ is None else environ
     token = secrets.token_hex(8)
     found_job = discovery.find_job(env, job, discovery.find_addresses(env, addresses))
     found_run = discovery.find_run_id(env)
+    named = found_job is not None and not _is_uuid(found_job.value)
     return (
-        f"torch-{token}" if found_job is None else found_job.value,
+        found_job.value if named and found_job else _script_name() or f"torch-{token}",
         token if found_run is None else found_run.value,
     )
+
+
+def _is_uuid(text: str) -> bool:
+    """Whether the text says nothing to people, as the ids of ``torchrun --standalone``."""
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _script_name() -> str:
+    """The name of the program without its suffix; "" in an interactive session."""
+    name = Path(sys.argv[0]).stem if sys.argv else ""
+    return "" if name in ("", "-c", "-m", "-") else name[: MAX_JOB_BYTES // 4]
 
 
 def gloo_interfaces(environ: Mapping[str, str] | None = None) -> list[str]:

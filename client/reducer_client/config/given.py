@@ -89,7 +89,9 @@ class JobSettings:
         plugin=True,
     )
     job: str | None = _setting(
-        "Name of the job, equal on all ranks.", shown="the launcher's name of the job", plugin=True
+        "Name of the job, equal on all ranks.",
+        shown="the launcher's name of the job; for process groups of torch else the script's",
+        plugin=True,
     )
     connect_timeout: float | None = _setting(
         "Seconds to reach the reducers and to meet all ranks.", SECONDS, 60.0, plugin=True

@@ -235,3 +235,26 @@ def test_the_host_waits_where_streams_may_share_a_hardware_queue(
     environ = BASE | {"REDUCER_CUDA_WAIT": "stream", "CUDA_DEVICE_MAX_CONNECTIONS": queues}
     assert resolve(environ=environ).cuda_wait == expected
     assert resolve(environ=BASE).cuda_wait == "host"
+
+
+@pytest.mark.parametrize(
+    ("environ", "program", "job"),
+    [
+        ({"REDUCER_JOB": "mine"}, "train.py", "mine"),
+        ({"TORCHELASTIC_RUN_ID": "resnet"}, "train.py", "resnet"),
+        # torchrun --standalone
+        ({"TORCHELASTIC_RUN_ID": "0d9b2a52-52ca-4d4e-9f3e-0c1d1a2b3c4d"}, "/a/train.py", "train"),
+        ({}, "train.py", "train"),
+    ],
+)
+def test_a_job_of_torch_without_a_name_has_that_of_the_script(
+    environ: dict[str, str], program: str, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [program])
+    assert config.resolve_run("a", None, environ)[0] == job
+
+
+def test_an_interactive_job_has_a_random_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["-c"])
+    names = {config.resolve_run("a", None, {})[0] for _ in range(2)}
+    assert len(names) == 2 and all(name.startswith("torch-") for name in names)
