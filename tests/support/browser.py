@@ -94,11 +94,14 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Log", "Runtime", "Page"):
             self.ask(f"{domain}.enable")
+        self.resize(width, height)
+        self.ask("Page.navigate", url=url)
+
+    def resize(self, width: int, height: int = 900) -> None:
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
-        self.ask("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
