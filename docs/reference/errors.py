@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+import griffe
+
+from docs.reference.docstrings import as_markdown
 from reducer.wire.codes import ErrorCode
 from reducer_client import errors
 
@@ -11,11 +14,8 @@ _INTRO = """\
 # Errors
 
 Every failure between workers and reducers raises a subclass of `reducer_client.ReducerError`. A bad
-argument raises `TypeError` or `ValueError` instead. The tables below come from the code.
-
-Each error has the attributes `rank`, `round`, `key` and `reason`. An attribute that does not apply
-is None, and `reason` is then empty. [Troubleshooting](troubleshooting.md) begins with the
-text of an error.
+argument raises `TypeError` or `ValueError` instead. This page comes from the code.
+[Troubleshooting](troubleshooting.md) begins with the text of an error.
 """
 _CODES = """\
 ## Codes on the wire
@@ -36,8 +36,13 @@ def page() -> str:
 
 def _section(name: str) -> str:
     error: type[errors.ReducerError] = getattr(errors, name)
-    bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
-    return f"## {name}\n\nBase: {bases}\n\n{inspect.getdoc(error)}\n"
+    facts = ["Base: " + ", ".join(f"`{base.__name__}`" for base in error.__bases__)]
+    codes = [f"`{ErrorCode(code).name}`" for code, kind in errors.BY_CODE.items() if kind is error]
+    if codes:
+        facts.append(f"on the wire: {', '.join(codes)}")
+    text = griffe.Docstring(inspect.getdoc(error) or "", parser=griffe.Parser.google)
+    told = as_markdown(text).replace("What to do:", "**What to do**:")
+    return f"## {name}\n\n{'; '.join(facts)}.\n\n{told}\n"
 
 
 def _codes() -> str:
