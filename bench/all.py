@@ -19,9 +19,9 @@ from bench.allreduce.lines import keep, show
 from bench.allreduce.options import Options
 from bench.allreduce.run import measure
 from bench.fleet import FleetError
-from bench.netlab import LabError
 from bench.report.results import collect
 from bench.report.table import LEGEND, format_run
+from reducer_tools.netlab import LabError
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SMALL = (4 * _KIB, 64 * _KIB, _MIB, 8 * _MIB)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from bench.netlab import Lab
+from reducer_tools.netlab import Lab
 
 ROOT = Path(__file__).resolve().parents[1]
 _STOP_SECONDS = 10.0

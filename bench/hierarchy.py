@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.fleet import Fleet, FleetError
 from bench.hierarchy_worker import CONTENDERS
-from bench.netlab import Lab, LabError, Nic, allow_congestion
+from reducer_tools.netlab import Lab, LabError, Nic, allow_congestion
 
 _SECONDS = 300.0
 

@@ -6,7 +6,8 @@
 A batch of thousands of all-reduces runs one right after the other, in place; each is one chunk. The
 time of a turn is the median of its batch at the slowest worker, measured in the worker's process. A
 batch is shorter for large arrays, so that its arrays fit into 64 MiB. `bench.pairs` describes the
-sides; both check every CRC and every sum. Needs root (see `bench.netlab`), make and a C compiler.
+sides; both check every CRC and every sum. Needs root (see `reducer_tools.netlab`), make and a C
+compiler.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from bench.fleet import FleetError
-from bench.netlab import LabError, allow_congestion
 from bench.pairs import OURS, C, Case, in_turns, open_pairs, verdict
 from reducer.units import parse_size
+from reducer_tools.netlab import LabError, allow_congestion
 
 # The largest ratio of our time to the C pair's time, with 4 workers and this size.
 LIMIT, LIMIT_BYTES = 1.3, 4096

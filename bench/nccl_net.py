@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.netlab import Lab, Nic
+from reducer_tools.netlab import Lab, Nic
 
 PROGRAM = Path("build/native/nccl_plugin/tests/nccl_net_speed").absolute()
 SIZES = {"4 KiB": 4 << 10, "512 KiB": 512 << 10}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bench.fleet import ROOT, Fleet, FleetError, OneHost, Place, cpu_seconds
-from bench.netlab import Lab, Nic
+from reducer_tools.netlab import Lab, Nic
 
 _Side = TypeVar("_Side")
 FLOOR, C, OURS = "floor", "C", "ours"

@@ -10,9 +10,9 @@ from bench.allreduce.lines import keep, show
 from bench.allreduce.options import parse_options
 from bench.allreduce.run import measure
 from bench.fleet import FleetError
-from bench.netlab import LabError
 from bench.report.results import collect
 from bench.report.table import format_runs
+from reducer_tools.netlab import LabError
 
 
 def main() -> None:

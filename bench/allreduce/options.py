@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from bench.allreduce.cases import QUANTISED, TYPES, Case
 from bench.allreduce.contenders import PEERS, REDUCERS
-from bench.netlab import Nic
 from reducer.units import parse_size
+from reducer_tools.netlab import Nic
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from bench.allreduce import mpi
 from bench.allreduce.contenders import MPI
 from bench.allreduce.options import Options
 from bench.fleet import OneHost, Place, ThisMachine
-from bench.netlab import Lab, LabError, Nic
 from reducer.shares import best_shares, weights_of
+from reducer_tools.netlab import Lab, LabError, Nic
 
 
 @dataclass(frozen=True)

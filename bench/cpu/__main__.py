@@ -16,7 +16,7 @@ copy nothing.
 
 The traffic uses loopback. With ``--rate`` every worker and the server have a NIC of that rate, and
 the result is the time of a round. This shows the cost of rank order, exactly once and retention
-when the network is the limit. Needs root (see `bench.netlab`), make and a C compiler.
+when the network is the limit. Needs root (see `reducer_tools.netlab`), make and a C compiler.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pathlib import Path
 from bench.cpu.table import Turn, format_table, verdicts
 from bench.fleet import FleetError
 from bench.machine import facts
-from bench.netlab import LabError, allow_congestion
 from bench.pairs import FLOOR, OURS, C, Case, in_turns, open_pairs
+from reducer_tools.netlab import LabError, allow_congestion
 
 
 def main() -> int:

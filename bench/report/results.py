@@ -13,8 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from bench.netlab import Nic
 from reducer.shares import least_time
+from reducer_tools.netlab import Nic
 
 Line = dict[str, Any]
 REDUCERS = "reducers"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from bench.fleet import Fleet, OneHost
 from bench.machine import facts, load
-from bench.netlab import Lab, Nic
 from bench.slow_links.keeper import Keeper
 from bench.slow_links.model import Transformer
 from bench.slow_links.results import LINK, Pace, Point
 from bench.slow_links.text import end, measure_compute
+from reducer_tools.netlab import Lab, Nic
 
 _NAME = "torchft DiLoCo"
 _EVERY = 50

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import uvloop
 
-from bench.netlab import PAYLOAD_SHARE, Nic
+from reducer_tools.netlab import PAYLOAD_SHARE, Nic
 
 # 5 ms of 100 Mbit/s. Smaller pieces would cost more CPU, which the workers need.
 _PIECE = 1 << 16

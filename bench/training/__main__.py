@@ -14,7 +14,6 @@ from typing import IO, Any
 import bench.training
 from bench.fleet import FleetError
 from bench.machine import CpuTime, cpu_time, facts
-from bench.netlab import LabError, Nic, allow_congestion
 from bench.training import devices
 from bench.training.case import COMPUTE, Case, parse_contender
 from bench.training.model import POSITIONS, SHAPES, Bert, gradient_bytes
@@ -24,6 +23,7 @@ from bench.training.report import format_table
 from bench.training.run import Outcome, TrainingError, run
 from bench.training.trainer import attach_options
 from reducer.units import parse_size
+from reducer_tools.netlab import LabError, Nic, allow_congestion
 
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 

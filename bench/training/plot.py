@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.netlab import Nic
 from bench.training.case import Case, parse_contender
 from bench.training.summary import Line, Row, ring_bound, ring_overhead, summarize
+from reducer_tools.netlab import Nic
 
 _MARKERS = "os^Dv"
 

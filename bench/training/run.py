@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet import Fleet, Place, ThisMachine
-from bench.netlab import Lab, Nic
 from bench.training.case import COMPUTE, Case, parse_contender
+from reducer_tools.netlab import Lab, Nic
 
 # Limit for the difference of the last block's mean loss, relative to gloo's.
 _LOSS_TOLERANCE = 0.01

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.netlab import PAYLOAD_SHARE, Nic
 from bench.training.case import COMPUTE, Case
+from reducer_tools.netlab import PAYLOAD_SHARE, Nic
 
 Line = dict[str, Any]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bench.netlab import LabError
 from reducer_client import PeerLostError
+from reducer_tools.netlab import LabError
 from tests.soak import (
     bits,
     crowds,

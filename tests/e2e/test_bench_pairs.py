@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab import Lab, LabError, Nic
+from reducer_tools.netlab import Lab, LabError, Nic
 from tests.support.cluster import ROOT, environment
 
 BRIEF = ("--workers", "2", "--warmup", "0", "--repeats", "1", "--rounds", "2")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab import Lab, LabError, Nic
+from reducer_tools.netlab import Lab, LabError, Nic
 from tests.support.console import ROOT, Shell, consoles, write_programs
 from tests.support.ports import free_port
 

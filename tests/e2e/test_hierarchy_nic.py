@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.netlab import Lab, LabError, Nic
+from reducer_tools.netlab import Lab, LabError, Nic
 from tests.support.cluster import ROOT
 
 pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.netlab import Lab, LabError, Nic, run_tool
+from reducer_tools.netlab import Lab, LabError, Nic, run_tool
 from tests.support.cluster import ROOT
 from tests.support.counts import LONG
 

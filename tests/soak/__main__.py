@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.netlab import LabError
+from reducer_tools.netlab import LabError
 from tests.soak import (
     Figures,
     Say,

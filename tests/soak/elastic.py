@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.netlab import LabError
+from reducer_tools.netlab import LabError
 from tests.soak import Figures, Say, milliseconds
 from tests.support.elastic_job import ENDLESS, ElasticJob, ElasticWorker
 from tests.support.router import Router

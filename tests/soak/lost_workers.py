@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from reducer_client import PeerLostError
+from reducer_tools.netlab import enter
 from tests.soak import Figures, Say, milliseconds
 from tests.support.ranks import RunningRanks, Tell, join, start_ranks
 from tests.support.reducers import Reducers
-from tests.support.router import enter
 
 WORLD = 4
 STOP_EVERY = 5  # one of so many losses is SIGSTOP

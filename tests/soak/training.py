@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reducer_tools.netlab import enter
 from tests.support.cluster import Usage, usage
 from tests.support.groups import Values
 from tests.support.ranks import Tell, join, start_ranks
-from tests.support.router import enter
 from tests.support.wait import wait_until
 
 SETTLE_SECONDS = 5.0

@@ -20,8 +20,8 @@ import numpy as np
 from reducer.kernels import load
 from reducer_client import Quantized, ReducerError, elastic
 from reducer_client.elastic import ArrayState
+from reducer_tools.netlab import enter
 from tests.support.block_rounds import BlocksRound
-from tests.support.router import enter
 
 SIZES = (50_000, 1, 9_000)  # elements of the arrays of a step
 WIRES = (None, None, Quantized("e3m0"))

@@ -6,15 +6,11 @@ black hole in one direction: no host sees an error, as with a cable that is cut 
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from bench.netlab import Lab, Nic, run_tool
+from reducer_tools.netlab import Lab, Nic, run_tool
 
 _ROUTER = "router"
-_CLONE_NEWNET = 0x40000000
 
 
 class Router(Lab):
@@ -62,11 +58,3 @@ class Router(Lab):
         run_tool("ip", "-n", name, "address", "add", f"{self.address(host)}/30", "dev", "eth0")
         run_tool("ip", "-n", name, "link", "set", "eth0", "up")
         run_tool("ip", "-n", name, "route", "add", "default", "via", gateway)
-
-
-def enter(namespace: str) -> None:
-    """Let this thread, and threads that it starts later, use the namespace's network."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path("/run/netns", namespace).open("rb") as file:
-        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

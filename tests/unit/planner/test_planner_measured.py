@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.netlab import Nic
 from bench.report.results import Series, load
+from reducer_tools.netlab import Nic
 from reducer_tools.planner import network_time
 from reducer_tools.planner.plan import Step
 

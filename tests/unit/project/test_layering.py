@@ -113,6 +113,7 @@ ALLOWED = {
     "reducer_tools.demo": {*TOOLS, "reducer_client", "torch", "sklearn", "matplotlib", "rich"},
     "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.serve_options"},
     "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
+    "reducer_tools.netlab": set(),
     "reducer_tools.nccl": {"reducer.cluster", "reducer.status", "reducer_tools.children", "numpy"},
     "reducer_tools.planner": {"reducer.columns", "reducer.shares", "reducer.units", "matplotlib"},
     "reducer_tools.top": {"reducer.status", "rich"},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.netlab import LabError, allow_congestion
+from reducer_tools.netlab import LabError, allow_congestion
 
 DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 READ_ONLY = Path("/proc/sys/kernel/ostype")  # root cannot write it either
