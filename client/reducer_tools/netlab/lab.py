@@ -131,8 +131,11 @@ def clean() -> None:
 
 
 def _limit(namespace: str, device: str, nic: Nic) -> None:
-    """Limit a device. A bucket of 256 KB suits up to 1 Gbit/s: a smaller one throttles, a larger
-    one admits bursts."""
+    """Limit a device.
+
+    A bucket of 256 KB suits up to 1 Gbit/s: a smaller one throttles, a larger one admits bursts.
+    One of 64 KB also cuts the packets of TSO into frames, which costs CPU time.
+    """
     bits = nic.bits_per_second
     if bits is None:
         return
