@@ -122,7 +122,7 @@ def command(**given: Any) -> None:
     """
     from reducer_client import ReducerError
     from reducer_tools.bench.ring_comparison import Rates
-    from reducer_tools.bench.workers import WorkerError
+    from reducer_tools.children import WorkerError
 
     if given["local"] and given["workers"] is None:
         given["workers"] = _LOCAL_WORKERS
