@@ -19,7 +19,7 @@ PATIENCE = 200.0  # seconds for ranks that import TensorFlow on a busy machine
 @cache
 def _digits() -> tuple[Any, Any]:
     """The images and labels of `sklearn.datasets.load_digits`, without the two seconds that the
-    import of scikit-learn takes in each rank. The package is in the extra "demo"; tests skip
+    import of scikit-learn takes in each rank. The package is in the group "dev"; tests skip
     without it."""
     package = find_spec("sklearn")
     assert package is not None and package.origin is not None

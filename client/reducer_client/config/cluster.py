@@ -189,6 +189,11 @@ def keep_gloo_on_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def keep_gloo_on(interface: str) -> None:
+    """Make gloo use an interface, whatever the user's environment says."""
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
 def _bounded(name: str, text: str, limit: int) -> str:
     size = len(text.encode())
     if size > limit:

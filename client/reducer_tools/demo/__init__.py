@@ -1,1 +1,1 @@
-"""`reducer demo`: trains a small model with DDP workers over reducers, then over gloo."""
+"""`reducer demo`: trains a small model over reducers and over gloo, on hosts with limited NICs."""

@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 RUNS = ("reducers", "gloo")
+# Samples of a worker in a step.
+BATCH = 64
+# Steps that one side trains before the other side has its turn.
+BLOCK = 5
+# The first steps of each side, which also set up connections and buckets, are not measured.
+WARMUP = 3
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """The settings of one worker."""
+class Job:
+    """What all workers know."""
 
-    rank: int
     world_size: int
     addresses: list[str]
     folder: str
-    epochs: int
-    seed: int = 7
+    key_file: str
+    interface: str
+    steps: int
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Sent by rank 0 after each epoch."""
+class Ready:
+    """Sent by each worker when it has joined and is about to train."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sent by rank 0 after each step; ``number`` counts the steps of the run from 1."""
 
     run: str
-    epoch: int
+    number: int
+    seconds: float
     loss: float
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of one run on one worker."""
+    """The result of one run on one worker, with a value for each step.
+
+    ``sent`` is the number of bytes that the worker's interface sent in the measured steps, and
+    ``gradients`` the number of bytes of the gradients of one step.
+    """
 
     run: str
-    rank: int
+    seconds: list[float]
     losses: list[float]
-    accuracy: float
-    gradient_bytes: int
-    seconds: float
+    sent: int
+    gradients: int
     digest: str
-    late: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The traceback of a worker that failed."""
-
-    rank: int
-    text: str

@@ -1,98 +1,95 @@
-"""Runs the demo: starts reducers and workers, shows progress and prints the report."""
+"""Runs the demo: starts hosts, reducers and workers, shows progress and prints the report."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from multiprocessing.connection import Connection, wait
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
-
-from reducer_client.embedded import local_reducers
-from reducer_tools.children import Worker, start_workers
+from reducer import keyfile
+from reducer.units import format_count
+from reducer_client.hosted.failures import NotStartedError
+from reducer_tools.children import WorkerError, collect, preload, start_workers
 from reducer_tools.demo import report
-from reducer_tools.demo.display import Display, open_display
-from reducer_tools.demo.messages import RUNS, Failure, Progress, RunResult, WorkerSettings
+from reducer_tools.demo.case import Case
+from reducer_tools.demo.display import Audience, Display
+from reducer_tools.demo.messages import Job
+from reducer_tools.demo.place import LimitedNics, Loopback, Place, serve
+from reducer_tools.demo.summary import Run, find_faults, summarize
+from reducer_tools.netlab import LabError, Nic, enter
 
 
 class DemoError(RuntimeError):
-    """A worker failed. The text has its traceback."""
+    """A host, a reducer or a worker failed. The text names it and the cause."""
 
 
-def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> int:
-    """Train over the reducers, then over gloo; print a table and draw the losses into ``out``.
+def run(case: Case, out: Path) -> int:
+    """Train over the reducers and over gloo in turns; print a report, and draw it into ``out``.
 
     Returns:
-        The exit code: 0 if all ranks hold the same parameters, bit for bit, and the accuracy is at
-        most ACCURACY_TOLERANCE below gloo's.
+        The exit code: 0 if all ranks hold the same parameters, bit for bit, and the runs have about
+        the same loss.
 
     Raises:
-        DemoError: a worker failed.
+        DemoError: a host, a reducer or a worker failed.
     """
-    with local_reducers(reducers) as addresses, tempfile.TemporaryDirectory() as folder:
-        print(f"{reducers} reducers at {', '.join(addresses)}; {workers} DDP workers", flush=True)
-        _save_digits(Path(folder))
-        arguments = [
-            (WorkerSettings(rank, workers, addresses, folder, epochs),) for rank in range(workers)
-        ]
-        with (
-            start_workers(_work, arguments) as started,
-            open_display(sys.stdout, RUNS, epochs) as display,
-        ):
-            results = _collect(started, display)
-    return _show(results, out)
+    display = Display(sys.stdout)
+    display.say(f"{report.introduce(case)}\n")
+    out.mkdir(parents=True, exist_ok=True)
+    preload("reducer_tools.demo.worker")  # imports torch while hosts and reducers start
+    try:
+        runs, busy = _train(case, out, display)
+    except (LabError, NotStartedError, WorkerError) as error:
+        raise DemoError(str(error)) from error
+    _show(case, runs, out, display)
+    faults = find_faults(runs)
+    for fault in faults:
+        display.say(f"FAILED: {fault}")
+    if not faults:
+        display.say(report.explain(case, runs, busy))
+    return 1 if faults else 0
 
 
-def _work(connection: Connection, settings: WorkerSettings) -> None:
+def _train(case: Case, out: Path, display: Display) -> tuple[dict[str, Run], float]:
+    """Both runs, and the busy share of the cores."""
+    worker_hosts, reducer_hosts = case.hosts
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".run-", dir=out.resolve()))
+        place = _open_place(case, display, stack)
+        key_file = f"{folder}/key"
+        keyfile.make(key_file)
+        with display.task(format_count(case.reducers, "reducer")):
+            addresses = stack.enter_context(serve(place, reducer_hosts, key_file))
+        job = Job(case.workers, addresses, folder, key_file, place.interface, case.steps)
+        arguments = [(job, n, place.namespace(host)) for n, host in enumerate(worker_hosts)]
+        audience = stack.enter_context(Audience(display, case.workers, case.steps))
+        started = stack.enter_context(start_workers(_work, arguments, preloaded=True))
+        results = collect(started, audience)
+    return summarize(results), audience.busy
+
+
+def _open_place(case: Case, display: Display, stack: ExitStack) -> Place:
+    if case.obstacle:
+        return Loopback()
+    hosts = [host for side in case.hosts for host in side]
+    with display.task(f"{len(hosts)} hosts with NICs of {case.rate_in_words}"):
+        return stack.enter_context(LimitedNics(dict.fromkeys(hosts, Nic(case.rate))))
+
+
+def _work(connection: Connection, job: Job, rank: int, namespace: str) -> None:
+    if namespace:
+        enter(namespace)
     from reducer_tools.demo.worker import main  # imports torch, which only workers need
 
-    main(settings, connection)
+    main(job, rank, connection)
 
 
-def _save_digits(folder: Path) -> None:
-    """Write scikit-learn's 1,797 handwritten digits to a file for the workers."""
-    from sklearn.datasets import load_digits
+def _show(case: Case, runs: dict[str, Run], out: Path, display: Display) -> None:
+    path = out / "demo.png"
+    with display.task(f"picture {path}"):
+        from reducer_tools.demo import picture  # imports matplotlib
 
-    digits = load_digits()
-    np.savez(folder / "digits.npz", images=digits.images, labels=digits.target)
-
-
-def _collect(started: list[Worker], display: Display) -> dict[str, list[RunResult]]:
-    results: dict[str, list[RunResult]] = {run: [] for run in RUNS}
-    reading = {connection: rank for rank, (_, connection) in enumerate(started)}
-    missing = len(RUNS) * len(started)
-    while missing:
-        for ready in wait(list(reading)):
-            assert isinstance(ready, Connection)
-            try:
-                message = ready.recv()
-            except EOFError:
-                raise DemoError(f"worker {reading[ready]} ended without a result") from None
-            if isinstance(message, Progress):
-                display.show(message)
-            elif isinstance(message, RunResult):
-                results[message.run].append(message)
-                missing -= 1
-                if message.run == RUNS[-1]:
-                    del reading[ready]  # the worker ends after its last run
-            elif isinstance(message, Failure):
-                raise DemoError(f"worker {message.rank} failed:\n{message.text}")
-    return {run: sorted(ranks, key=lambda r: r.rank) for run, ranks in results.items()}
-
-
-def _show(results: dict[str, list[RunResult]], out: Path) -> int:
-    picture = out / "loss.png"
-    report.draw_losses(results, picture)
-    print(f"\n{report.format_table(results)}\n")
-    print(f"loss curves: {picture}")
-    faults = report.find_faults(results)
-    for fault in faults:
-        print(f"FAILED: {fault}")
-    if not faults:
-        first = results[RUNS[0]][0]
-        print(
-            f"all {len(results[RUNS[0]])} workers hold the same parameters, bit for bit "
-            f"(sha256 {first.digest[:16]})"
-        )
-    return 1 if faults else 0
+        picture.draw(case, runs, path)
+    display.say(f"\n{report.format_table(case, runs)}\n")

@@ -110,7 +110,8 @@ ALLOWED = {
     "reducer_client.horovod.tensorflow": {*CLIENT, "tensorflow"},
     "reducer_tools": {"reducer.parent"},
     "reducer_tools.bench": {*TOOLS, "reducer_client", "reducer_tools.planner", "rich"},
-    "reducer_tools.demo": {*TOOLS, "reducer_client", "torch", "sklearn", "matplotlib", "rich"},
+    "reducer_tools.demo": {*TOOLS, "reducer_client", "reducer_tools.netlab"}
+    | {"torch", "matplotlib", "rich"},
     "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.serve_options"},
     "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
     "reducer_tools.netlab": set(),
