@@ -3,19 +3,24 @@ PYTHON ?= python3
 export PYTHON
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Stamps: the build tools; the demo's packages; the package; the developers' packages; the frameworks.
+# Stamps: the build tools, without and with mypyc; the demo's packages; the package, with the core
+# interpreted and compiled; the developers' packages; the frameworks.
+CMAKE := $(VENV)/cmake-installed
 TOOLS := $(VENV)/tools-installed
 DEMO := $(VENV)/demo-installed
+QUICK := $(VENV)/quick-installed
 PACKAGE := $(VENV)/package-installed
 STAMP := $(VENV)/installed
 FRAMEWORKS := $(VENV)/frameworks-installed
 # Tests start thousands of Python processes: the first one writes bytecode for all others.
 unexport PYTHONDONTWRITEBYTECODE
-# The first time pip shows its progress. Python compiles what it imports: pip would spend half a
-# minute on modules that nobody does. Without MAKEFLAGS: ninja would look for make's job server, find
-# it closed, and print an error.
-PIP = MAKEFLAGS= $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
+# Python compiles what it imports: pip would spend half a minute on modules that nobody does.
+INSTALL = $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
     $(if $(wildcard $@),--quiet)
+# Without MAKEFLAGS: ninja would look for make's job server, find it closed, and print an error.
+PIP = MAKEFLAGS= $(INSTALL)
+# The same, with a line for each part that takes time. $(1): what is installed.
+SHOW = MAKEFLAGS= $(PYTHON) tests/progress.py "$(1)" $(INSTALL)
 # An editable install finds only the packages that were there when it was made.
 PACKAGES := $(wildcard $(addsuffix /__init__.py,reducer reducer/* reducer/*/* \
                         client/* client/*/* client/*/*/*))
@@ -46,18 +51,36 @@ help: ## Show the targets
 
 # The package is compiled while its dependencies are downloaded.
 venv: ## Make or refresh .venv with the project in it
+	@$(MAKE) --no-print-directory $(TOOLS)
 	@$(MAKE) --no-print-directory -j2 $(PACKAGE) $(DEMO)
 	@$(MAKE) --no-print-directory $(STAMP)
 
 # The build tools come first and from the constraints, instead of a fresh isolated copy each time.
-$(TOOLS): pyproject.toml constraints.txt
+# pip is the last thing that a new environment gets: without pip it is not complete.
+$(CMAKE): pyproject.toml constraints.txt
 	@tests/machine.sh install build
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade cmake "mypy[mypyc]" nanobind ninja pip scikit-build-core
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || \
+	    $(PYTHON) tests/progress.py "Python environment $(VENV)" $(PYTHON) -m venv $(VENV)
+	@$(call SHOW,build tools) --upgrade cmake nanobind ninja pip scikit-build-core
 	@touch $@
 
-$(DEMO): $(TOOLS)
-	$(PIP) --only-deps ".[demo]"
+$(TOOLS): $(CMAKE)
+	$(PIP) "mypy[mypyc]"
+	@touch $@
+
+$(DEMO): $(CMAKE)
+	@$(call SHOW,PyTorch and other packages) --only-deps ".[demo]"
+	@TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(PYTHON) tests/progress.py "bytecode of PyTorch" \
+	    $(BIN)/python -c "import torch._dynamo"
+	@touch $@
+
+# For the demo, in a third of the time: without mypyc, so that the reducers' core is interpreted, and
+# with a client that is optimized less.
+$(QUICK): $(CMAKE) $(NATIVE) $(PACKAGES)
+	@$(call SHOW,client and kernels) --verbose --no-deps -C build-dir=build/quick \
+	    -C cmake.build-type=None -C cmake.define.CMAKE_CXX_FLAGS="-O1 -DNDEBUG" \
+	    -C cmake.define.CMAKE_C_FLAGS="-O1 -DNDEBUG" -C cmake.define.ORS_MYPYC=OFF \
+	    -C cmake.define.ORS_ENGINE_PARTS=OFF -e .
 	@touch $@
 
 # Editable: a changed Python file needs nothing; a compiled one or a package's __init__.py a rebuild
@@ -74,9 +97,12 @@ $(FRAMEWORKS): $(STAMP)
 	$(PIP) --only-deps ".[frameworks]"
 	@touch $@
 
-demo: ## Train on 4 workers with 2 reducers, beside the same run over gloo
-	@$(MAKE) --no-print-directory -j2 $(PACKAGE) $(DEMO)
-	$(BIN)/reducer demo
+# What matplotlib and torch keep for later stays in this folder.
+demo: export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
+demo: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/build/torchinductor
+demo: ## Train over reducers beside gloo, on hosts with limited NICs; table and picture
+	@$(MAKE) --silent -j2 $(if $(wildcard $(PACKAGE)),$(PACKAGE),$(QUICK)) $(DEMO)
+	@$(BIN)/reducer demo
 
 docs: $(STAMP) ## The documentation as a site, build/docs/site
 	$(BIN)/python -m docs.assemble build/docs
