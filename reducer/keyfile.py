@@ -31,7 +31,7 @@ class KeyFileError(ValueError):
 
 def make(path: str) -> None:
     """Write a random key of reducers to a new file of mode 0600; raises KeyFileError."""
-    _write_new(path, base64.urlsafe_b64encode(secrets.token_bytes(NEW_KEY_BYTES)))
+    _write_new(path, text_of(secrets.token_bytes(NEW_KEY_BYTES)))
 
 
 def make_for_job(path: str, job: str, master: str) -> None:
@@ -39,7 +39,28 @@ def make_for_job(path: str, job: str, master: str) -> None:
 
     Raises KeyFileError.
     """
-    _write_new(path, _JOB_PREFIX + base64.urlsafe_b64encode(job_key(read(master), job)))
+    _write_new(path, text_for_job(job_key(read(master), job)))
+
+
+def text_of(key: bytes) -> bytes:
+    """The line of a file with the reducers' key."""
+    return base64.urlsafe_b64encode(key)
+
+
+def text_for_job(key: bytes) -> bytes:
+    """The line of a file with the key of one job."""
+    return _JOB_PREFIX + base64.urlsafe_b64encode(key)
+
+
+def in_memory(text: bytes) -> int:
+    """The descriptor of a new key file in memory, which no other user can open.
+
+    The caller closes the descriptor. The file's path is ``/proc/PID/fd/DESCRIPTOR``.
+    """
+    fd = os.memfd_create("reducer-key", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    os.write(fd, text + b"\n")
+    return fd
 
 
 def _write_new(path: str, text: bytes) -> None:

@@ -23,6 +23,7 @@ from reducer_client import (
 from reducer_client.config import hosting as hosting_config
 from reducer_client.hosted import hosted_reducer
 from reducer_client.hosted.hosted_reducer import HostedReducer
+from reducer_client.hosted.reach import find_unreachable
 from reducer_client.hosted.reducers import Reducers
 from reducer_client.joining import join
 from reducer_client.trust import Trust
@@ -205,6 +206,24 @@ def test_a_port_that_another_job_takes_first_is_passed_over(
             assert port < int(own.start().rpartition(":")[2]) <= port + 9
         finally:
             own.stop()
+
+
+def test_a_reducer_takes_the_port_of_the_one_that_it_replaces_as_soon_as_it_is_free(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment = hosting_config.hosted_environment()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        own = HostedReducer(
+            "127.0.0.1", (port, port), bytes(32), ["--lanes", "1"], environment, address
+        )
+        assert own.start() == address
+        wait_until(lambda: "Another process has this port" in caplog.text, 30)
+    try:
+        wait_until(lambda: not find_unreachable([address], 1.0), 30)
+    finally:
+        own.stop()
 
 
 def _impatient(rank: int, world: int) -> list[float]:

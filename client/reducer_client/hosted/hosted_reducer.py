@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import os
@@ -11,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 
+from reducer import keyfile
 from reducer_client.hosted.child_daemon import STOP_SECONDS, ChildDaemon
 from reducer_client.hosted.failures import NotStartedError
 
@@ -34,6 +34,8 @@ class HostedReducer:
         key: the reducers' key.
         options: more arguments of ``reducer serve``.
         environment: the environment of the process.
+        replaced: the address of a reducer that ended with its program, and whose port this one
+            gets. `start` then returns at once, and the process is started until it runs.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class HostedReducer:
         key: bytes,
         options: Sequence[str],
         environment: Mapping[str, str],
+        replaced: str = "",
     ) -> None:
         self._host = host
         self._ports = ports
@@ -53,7 +56,9 @@ class HostedReducer:
         self._daemon: ChildDaemon | None = None
         self._stops = False
         self._first_try = threading.Event()
-        self._address = ""
+        self._address = replaced
+        if replaced:
+            self._first_try.set()
         self._error: Exception | None = None
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hosted-reducer", daemon=True)
@@ -176,10 +181,8 @@ def free_port(host: str, first: int, last: int) -> int:
 @contextlib.contextmanager
 def key_file(key: bytes) -> Generator[int]:
     """A file in memory with the key, which no other user can open."""
-    fd = os.memfd_create("reducer-key", os.MFD_CLOEXEC)
+    fd = keyfile.in_memory(keyfile.text_of(key))
     try:
-        os.fchmod(fd, 0o600)
-        os.write(fd, base64.urlsafe_b64encode(key) + b"\n")
         yield fd
     finally:
         os.close(fd)

@@ -157,6 +157,18 @@ def test_the_key_of_a_job(tmp_path: Path) -> None:
         keyfile.make_for_job(str(tmp_path / "again"), "x", path)
 
 
+@pytest.mark.parametrize("text", [keyfile.text_of(KEY), keyfile.text_for_job(JOB_KEY)])
+def test_a_file_in_memory_is_read_by_its_path(text: bytes) -> None:
+    fd = keyfile.in_memory(text)
+    try:
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+        assert keyfile.read_for_job(path, "j") == JOB_KEY
+        assert os.stat(path).st_mode & 0o7777 == 0o600
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+
+
 @pytest.mark.parametrize("text", [b"job-key:", b"job-key:====", b"job-key:" + TEXT[:20]])
 def test_a_job_key_that_is_none(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(KeyFileError):
