@@ -11,6 +11,10 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+# Memory that a daemon needs besides its budget: 35 MB for the main process and for each lane
+# process, and the kernel's socket buffers (256 KiB unsent per connection, and the bytes in flight).
+_BASE_BYTES = 128 << 20
+_LANE_BYTES = 96 << 20
 
 
 def parse_size(text: str) -> int:
@@ -86,6 +90,15 @@ def auto_lanes(cores: int) -> int:
     one lane and the kernel's work for it keep both cores busy.
     """
     return max(1, cores * 3 // 4)
+
+
+def needed_memory(budget: int, lanes: int) -> int:
+    """Bytes that a reducer with this ``--memory`` and this number of lanes may take.
+
+    They are the budget, the tenth by which a lane may exceed its budget, and the daemon's own
+    needs.
+    """
+    return int(budget * 1.1) + _BASE_BYTES + _LANE_BYTES * lanes
 
 
 def format_bool(value: bool) -> str:

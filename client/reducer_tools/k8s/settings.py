@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from reducer import __version__
-from reducer.units import auto_lanes
+from reducer.units import auto_lanes, needed_memory
 
 PORT = 2222
 METRICS_PORT = 2223
@@ -16,10 +16,6 @@ MIB = 1 << 20
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # Pods have this name with a suffix, and a host name has at most 63 characters.
 _MAX_NAME = 40
-# Memory that the daemon needs besides `memory`: 35 MB for the main process and for each lane
-# process, and the kernel's socket buffers (256 KiB unsent per connection, and the bytes in flight).
-_BASE_BYTES = 128 * MIB
-_LANE_BYTES = 96 * MIB
 
 
 class SettingsError(ValueError):
@@ -68,13 +64,8 @@ class Reducers:
 
     @property
     def pod_mebibytes(self) -> int:
-        """The memory limit of a pod in MiB.
-
-        The limit is `memory`, the tenth by which a lane may exceed its budget, and the daemon's
-        own needs.
-        """
-        needed = self.memory * 1.1 + _BASE_BYTES + _LANE_BYTES * self.lanes
-        return -(-int(needed) // MIB)
+        """The memory limit of a pod in MiB."""
+        return -(-needed_memory(self.memory, self.lanes) // MIB)
 
 
 @dataclass(frozen=True)
