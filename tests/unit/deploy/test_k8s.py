@@ -23,7 +23,8 @@ from reducer_tools.k8s import settings
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
-KUBERNETES = "1.34"
+# An older release, and the newest one that kubernetes-validate has.
+KUBERNETES = ("1.34", "1.37")
 Manifest = dict[str, Any]
 
 # Schema of the part of the Prometheus operator's ServiceMonitor that is used here.
@@ -95,7 +96,8 @@ def check(manifest: Manifest) -> None:
             template = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
             check(template | {"spec": job["template"]["spec"]})
     else:
-        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+        for release in KUBERNETES:
+            kubernetes_validate.validate(manifest, release, strict=True)
 
 
 def jobset_spec(manifest: Manifest) -> Manifest:
@@ -110,7 +112,7 @@ def _round_trip(manifest: Manifest) -> Manifest:
     return result
 
 
-# The model of each kind.
+# The model of each kind, of Trainer 2.3 and the JobSet 0.12 that it uses.
 CUSTOM = {
     "JobSet": "JobsetV1alpha2JobSet",
     "ClusterTrainingRuntime": "TrainerV1alpha1ClusterTrainingRuntime",
