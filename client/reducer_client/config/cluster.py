@@ -194,6 +194,13 @@ def keep_gloo_on(interface: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
+def publish_job(addresses: Sequence[str], job: str, key_file: str) -> None:
+    """Set the variables of a job, for this process and for programs that it starts."""
+    os.environ["REDUCER_ADDRS"] = ",".join(addresses)
+    os.environ["REDUCER_JOB"] = job
+    os.environ["REDUCER_KEY_FILE"] = key_file
+
+
 def _bounded(name: str, text: str, limit: int) -> str:
     size = len(text.encode())
     if size > limit:

@@ -43,6 +43,12 @@ def test_a_command_without_an_engine_says_why_in_one_line() -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_without_ray_its_module_says_what_to_install() -> None:
+    ended = _python("import sys; sys.modules['ray'] = None; import reducer_client.ray")
+    assert ended.returncode == 1
+    assert "needs Ray, which is not installed: pip install 'ray[train]'" in ended.stderr
+
+
 def test_the_client_imports_no_framework_and_no_server() -> None:
     script = (
         "import sys, reducer_client\n"

@@ -89,6 +89,7 @@ ALLOWED = {
     # What local steps have in common is the arithmetic of any framework.
     "reducer_client.outer": set(),
     "reducer_client.keras": {*CLIENT, "keras"},
+    "reducer_client.ray": {*CLIENT, "ray"},
     "reducer_client.torch": {*CLIENT, "torch", "lightning"},
     # The rooms of torch, lowest first.
     "reducer_client.torch.tensors": TORCH,
@@ -163,6 +164,7 @@ ONLY = {
     "safetensors": ("reducer_client.tables.checkpoints",),
     "jax": ("reducer_client.jax",),
     "lightning": ("reducer_client.torch.lightning",),
+    "ray": ("reducer_client.ray",),
     "keras": ("reducer_client.keras", "reducer_client.horovod.keras"),
     "tensorflow": ("reducer_client.tensorflow", "reducer_client.horovod.tensorflow"),
 }
@@ -324,6 +326,7 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer_client.tables.checkpoints.saving", "import socket"),
         ("reducer_client.tensorflow", "from keras import ops"),
         ("reducer_client.group", "from jax import numpy"),
+        ("reducer_client.torch.lightning", "import ray"),
         ("reducer_tools.planner.plan", "import yaml"),
         ("reducer_tools.planner.plan", "from pathlib import Path"),
         ("reducer_tools.planner.plan", "open('job.json')"),
