@@ -143,7 +143,7 @@ test-nccl: nccl-plugin ## Test the plugin under real NCCL without a GPU; 1.7 GB 
 
 test-frameworks: $(FRAMEWORKS) ## Test the frameworks beside plain PyTorch over real reducers; 2 GB of wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/frameworks \
-	    $(foreach page,lightning keras jax,"tests/e2e/test_docs.py::test_the_commands_of_a_page_run[$(page)]")
+	    $(foreach page,lightning keras jax ray,"tests/e2e/test_docs.py::test_the_commands_of_a_page_run[$(page)]")
 
 test-outside: $(FRAMEWORKS) ## Run the test suites of others on real reducers (tests/outside/README.md)
 	$(BIN)/python -m tests.outside

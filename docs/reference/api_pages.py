@@ -23,8 +23,13 @@ PAGES: Final = {
         },
     ),
     "api-frameworks.md": Page(
-        "Python: Keras, TensorFlow, JAX",
-        {"reducer_client.keras": (), "reducer_client.tensorflow": (), "reducer_client.jax": ()},
+        "Python: Keras, TensorFlow, JAX, Ray",
+        {
+            "reducer_client.keras": (),
+            "reducer_client.tensorflow": (),
+            "reducer_client.jax": (),
+            "reducer_client.ray": (),
+        },
     ),
     "api-horovod.md": Page(
         "Python: Horovod's API",

@@ -14,6 +14,7 @@ import pytest
 from reducer_tools.netlab import Lab, LabError, Nic
 from tests.support.console import ROOT, Shell, consoles, write_programs
 from tests.support.ports import free_port
+from tests.support.ray_folder import ray_folder, ray_variables
 
 _PORT = re.compile(r"(?<=[ :])22\d\d\b")
 SEVERAL_MACHINES = ROOT / "docs" / "two-machines.md"
@@ -51,8 +52,9 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     ports: dict[str, str] = {}
     write_programs(page, tmp_path, lambda text: moved(text, ports))
     with ExitStack() as stack:
+        for_ray = ray_variables(stack.enter_context(ray_folder())) if page.stem == "ray" else {}
         # The port is for daemons without one on the page.
-        shell = Shell(tmp_path, stack, REDUCER_METRICS_PORT="0")
+        shell = Shell(tmp_path, stack, REDUCER_METRICS_PORT="0", **for_ray)
         for line in consoles(page):
             assert not line.machine
             shell.run(moved(line.command, ports), line.printed)

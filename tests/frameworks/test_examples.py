@@ -18,6 +18,7 @@ EXAMPLES = [
     pytest.param("hf_trainer", 2 * 8 * 30 * VIT, marks=needs("accelerate", "transformers")),
     pytest.param("jax_digits", 2 * 10 * 30 * NET, marks=needs("jax")),
     pytest.param("keras_digits", 2 * 8 * 30 * NET, marks=needs("keras", "tensorflow")),
+    pytest.param("ray_digits", 2 * 8 * 30 * NET, marks=needs("ray")),
 ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.support.cluster import ROOT, environment
 from tests.support.entry_points import declare
+from tests.support.ray_folder import ray_folder, ray_variables
 
 README = ROOT / "examples" / "README.md"
 _ROW = re.compile(r"^\| \[(\w+)\.py\]\(\1\.py\) \| `([^`]+)` \|", re.M)
@@ -33,12 +34,20 @@ def exports() -> dict[str, str]:
 def run_example(name: str, address: str, scratch: Path) -> tuple[float, int]:
     """Run an example; returns the accuracy and the bytes in its last line."""
     declare(scratch)
-    env = environment({**exports(), "REDUCER_ADDRS": address, "TMPDIR": str(scratch)})
+    variables = {**exports(), "REDUCER_ADDRS": address, "TMPDIR": str(scratch)}
+    if name != "ray_digits":
+        return _run(commands()[name], variables, scratch)
+    with ray_folder() as folder:
+        return _run(commands()[name], variables | ray_variables(folder), scratch)
+
+
+def _run(command: str, variables: dict[str, str], scratch: Path) -> tuple[float, int]:
+    env = environment(variables)
     del env["PYTHONWARNINGS"]  # frameworks warn of their own
     env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env["PYTHONPATH"] += f":{scratch}"
     process = subprocess.Popen(
-        ["bash", "-c", commands()[name]],
+        ["bash", "-c", command],
         cwd=ROOT,
         env=env,
         stdin=subprocess.DEVNULL,
