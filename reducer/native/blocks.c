@@ -6,6 +6,7 @@
 
 #include "blocks_codes.h"
 #include "blocks_level.h"
+#include "cpu.h"
 #include "fp_mode.h"
 
 static const rs_blocks_level* levels[3]; /* that this machine supports, fastest first */
@@ -14,14 +15,8 @@ static const rs_blocks_level* level;
 
 __attribute__((constructor)) static void choose_level(void) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    levels[level_count++] = &rs_blocks_avx512;
-  }
-  if (__builtin_cpu_supports("avx2")) {
-    levels[level_count++] = &rs_blocks_avx2;
-  }
+  if (rs_cpu_has(RS_CPU_AVX512)) levels[level_count++] = &rs_blocks_avx512;
+  if (rs_cpu_has(RS_CPU_AVX2)) levels[level_count++] = &rs_blocks_avx2;
 #endif
   levels[level_count++] = &rs_blocks_baseline;
   rs_blocks_use(0);

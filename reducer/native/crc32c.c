@@ -15,14 +15,19 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define HARDWARE __attribute__((target("sse4.2")))
+
+#include "cpu.h"
+#if defined(__clang__)
+#define SSE4_2 "sse4.2,crc32" /* under zig the first name does not imply the second */
+#else
+#define SSE4_2 "sse4.2"
+#endif
+#define HARDWARE __attribute__((target(SSE4_2)))
 #define STEP_8(crc, word) ((uint32_t)_mm_crc32_u64((crc), (word)))
 #define STEP_1(crc, byte) _mm_crc32_u8((crc), (byte))
-static int has_instruction(void) { return __builtin_cpu_supports("sse4.2"); }
-#define WIDE __attribute__((target("avx512f,vpclmulqdq,sse4.2")))
-static int has_wide(void) {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-}
+static int has_instruction(void) { return rs_cpu_has(RS_CPU_SSE4_2); }
+#define WIDE __attribute__((target("avx512f,vpclmulqdq," SSE4_2)))
+static int has_wide(void) { return rs_cpu_has(RS_CPU_AVX512 | RS_CPU_VPCLMULQDQ); }
 #elif defined(__aarch64__) && defined(__linux__)
 #include <arm_acle.h>
 #include <sys/auxv.h>
@@ -184,9 +189,6 @@ __attribute__((constructor)) static void init(void) {
   append(short_zeros, SHORT);
   append_more(middle_zeros, short_zeros, MIDDLE / SHORT);
   append_more(long_zeros, middle_zeros, LONG / MIDDLE);
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-#endif
 #if defined(WIDE)
   if (has_wide()) {
     ways[way_count++] = by_folding;

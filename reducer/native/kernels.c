@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "cpu.h"
 #include "fp_mode.h"
 #include "loops.h"
 
@@ -15,14 +16,8 @@ static const rs_level_table* level;              /* the one in use */
 __attribute__((constructor)) static void choose_level(void) {
   size_t found = 0;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    levels[found++] = &rs_loops_avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    levels[found++] = &rs_loops_avx2;
-  }
+  if (rs_cpu_has(RS_CPU_AVX512)) levels[found++] = &rs_loops_avx512;
+  if (rs_cpu_has(RS_CPU_AVX2)) levels[found++] = &rs_loops_avx2;
 #endif
   levels[found] = &rs_loops_baseline;
   level = levels[0];

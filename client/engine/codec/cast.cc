@@ -5,6 +5,7 @@
 #include "codec/crc.h"
 #include "codec/layout.h"
 #include "codec/wire.h"
+#include "native/cpu.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -94,11 +95,7 @@ __attribute__((target("avx2"))) void narrow_bf16_avx2(const float* from, uint16_
 }
 
 bool has_avx2() {
-  static const bool has = [] {
-    __builtin_cpu_init();
-    // Every processor with AVX2 has f16c, which gcc 12 cannot test for.
-    return __builtin_cpu_supports("avx2") != 0;
-  }();
+  static const bool has = rs_cpu_has(RS_CPU_AVX2);
   return has;
 }
 #endif

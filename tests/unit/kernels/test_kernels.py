@@ -6,9 +6,11 @@ Without the native kernels these tests fail; they do not skip.
 from __future__ import annotations
 
 import random
+import re
 import struct
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -458,3 +460,11 @@ def test_load_takes_the_native_kernels() -> None:
     assert load("native") is _native
     assert load("numpy") is _numpy
     assert _numpy.NAME == "numpy"
+
+
+def test_the_kernels_have_all_levels_of_this_processor() -> None:
+    """A build that knows too few instruction sets gives the right bits, but slowly."""
+    needs = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "f16c"}}
+    flags = set(re.findall(r"\w+", Path("/proc/cpuinfo").read_text()))
+    expected = [level for level, needed in needs.items() if needed <= flags]
+    assert _native.levels() == [*expected, "baseline"]
