@@ -6,8 +6,8 @@
 PyTorch: ``reducer_client.torch``; Keras 3, TensorFlow, JAX: ``.keras``, ``.tensorflow``, ``.jax``.
 """
 
-# This file imports no module of the package until a name is used, because every program that
-# imports torch imports this package (see ``torch_autoload``).
+# This file imports no other module of ours until a name is used, because every program that imports
+# torch imports this package (see ``torch_autoload``).
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reducer import __version__
+    from reducer.version import PROTOCOL_VERSION
     from reducer_client.embedded import local_reducers
     from reducer_client.errors import (
         AuthenticationError,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from reducer_client.work import Work
 
 __all__ = [
+    "PROTOCOL_VERSION",
     "AuthenticationError",
     "ClosedError",
     "EvictedError",
@@ -60,25 +63,28 @@ __all__ = [
     "StaleBaseError",
     "StateLostError",
     "Work",
+    "__version__",
     "connect",
     "local_reducers",
     "parameter_server",
 ]
 
 _MODULES = {
-    "Group": "group",
-    "Quantized": "quantized",
-    "Work": "work",
-    "connect": "joining",
-    "local_reducers": "embedded",
-    "parameter_server": "tables",
+    "PROTOCOL_VERSION": "reducer.version",
+    "__version__": "reducer",
+    "Group": "reducer_client.group",
+    "Quantized": "reducer_client.quantized",
+    "Work": "reducer_client.work",
+    "connect": "reducer_client.joining",
+    "local_reducers": "reducer_client.embedded",
+    "parameter_server": "reducer_client.tables",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
+    module = import_module(_MODULES.get(name, "reducer_client.errors"))
     value: object = getattr(module, name)
     globals()[name] = value
     return value

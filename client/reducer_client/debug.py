@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from reducer import __version__, log
-from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer.version import PROTOCOL_VERSION
 from reducer_client.config import Settings, resolve_debug
 from reducer_client.hosted.reducers import Reducers
 
@@ -63,9 +63,9 @@ def joined(settings: Settings, engine: Engine, mode: str, reducers: Reducers) ->
         mode = of_hosted if all_hosted else f"{mode}, the last {hosted} hosted and {of_hosted}"
     chunks = ", ".join(f"{chunk} B from {least} B" for least, chunk in settings.chunk_table)
     join_logger.info(
-        "open-reduction-server %s, protocol %d.%d: rank %d of %d in run %s on %s; %d connections, "
+        "open-reduction-server %s, protocol %s: rank %d of %d in run %s on %s; %d connections, "
         "%d of them over Unix sockets, mode %s; chunks of %s",
-        *(__version__, PROTOCOL_MAJOR, PROTOCOL_MINOR, settings.rank, settings.world_size),
+        *(__version__, PROTOCOL_VERSION, settings.rank, settings.world_size),
         *(engine.run_id, ", ".join(settings.addresses), engine.connections),
         *(engine.local_connections, mode, chunks),
         extra={"about": {**about(settings), "run": engine.run_id}},

@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from reducer import __version__
+from reducer.version import PROTOCOL_VERSION
 
 COMMANDS: Final = {
     "serve": "reducer.cli.serve",
@@ -21,6 +22,11 @@ COMMANDS: Final = {
     "status": "reducer.cli.status",
 }
 
+version_option = click.version_option(
+    __version__,
+    prog_name="reducer",
+    message=f"%(prog)s %(version)s, wire protocol {PROTOCOL_VERSION}",
+)
 
 _HYPHEN: Final = "\u2011"  # one at which no line is broken
 
@@ -69,6 +75,6 @@ class _DaemonGroup(LazyGroup):
 
 
 @click.group(cls=_DaemonGroup)
-@click.version_option(__version__, prog_name="reducer")
+@version_option
 def main() -> None:
     """Sum the gradients of distributed training on CPU-only reducers."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from reducer import __version__
 from reducer.units import format_count
-from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer.version import PROTOCOL_VERSION
 from reducer_tools.bench.events import Facts, Row
 from reducer_tools.bench.progress import short_size
 from reducer_tools.bench.sweep import Sweep
@@ -38,7 +38,7 @@ def congestion_control() -> str:
 def versions() -> dict[str, str]:
     return {
         "open-reduction-server": __version__,
-        "protocol": f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
+        "protocol": PROTOCOL_VERSION,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "kernel": platform.release(),

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import click
 
-from reducer import __version__
-from reducer.cli import COMMANDS, LazyGroup
+from reducer.cli import COMMANDS, LazyGroup, version_option
 
 _COMMANDS: Final = {
     **COMMANDS,
@@ -38,6 +37,6 @@ class _Group(LazyGroup):
 
 
 @click.group(cls=_Group)
-@click.version_option(__version__, prog_name="reducer")
+@version_option
 def main() -> None:
     """Sum the gradients of distributed training on CPU-only reducers."""

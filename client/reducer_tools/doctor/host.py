@@ -13,7 +13,7 @@ from pathlib import Path
 from reducer import __version__, compiled, kernels
 from reducer.cores import usable_cores
 from reducer.system_files import read_text
-from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer.version import PROTOCOL_VERSION
 from reducer_tools.doctor import receive
 from reducer_tools.doctor.findings import HERE, Finding, fault, warning
 
@@ -92,8 +92,7 @@ def _release(host: Host) -> str:
         )
         host.findings.append(warning("slow-kernels", HERE, text))
     return (
-        f"open-reduction-server {__version__} ({how}), protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, "
-        f"{kind} kernels"
+        f"open-reduction-server {__version__} ({how}), protocol {PROTOCOL_VERSION}, {kind} kernels"
     )
 
 

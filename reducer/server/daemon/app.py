@@ -26,7 +26,7 @@ from reducer.server.daemon.lanes import LaneGroup
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
 from reducer.server.sockets import ListenError, announce_metrics, listen, listen_local
-from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer.version import PROTOCOL_VERSION
 from reducer.wire.errors import InternalError
 
 logger = logging.getLogger("reducer.server")
@@ -241,7 +241,7 @@ class Server:
             monotonic_start=self._monotonic_start,
             monotonic_now=time.monotonic(),
             version=__version__,
-            protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
+            protocol=PROTOCOL_VERSION,
             mode=self._options.mode,
             wall_now=time.time(),
             wall_ready=self._wall_ready,

@@ -30,7 +30,7 @@ SHARED |= {
     f"reducer.{name}"
     for name in ("columns", "compiled", "cores", "keyfile", "log", "nic", "parent", "shares")
 }
-SHARED |= {"reducer.system_files", "reducer.units"}
+SHARED |= {"reducer.system_files", "reducer.units", "reducer.version"}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "reducer_client.config", "reducer_client.hosted", "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
