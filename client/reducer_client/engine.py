@@ -7,8 +7,8 @@ try:
 except ImportError as missing:
     raise ImportError(
         "reducer_client has no engine for this Python: it was installed with REDUCER_NO_NATIVE=1, "
-        "or its native part was not built. Install open-reduction-server again without that "
-        "variable (a C++17 compiler is needed)",
+        "or its native part was not built. Install the wheel for this Python, or install from a "
+        "checkout without that variable (this needs a C++17 compiler)",
         name=__name__,
     ) from missing
 

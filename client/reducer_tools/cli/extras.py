@@ -17,5 +17,5 @@ def need(who: str, extra: str, **packages: str) -> None:
     """
     missing = [name for module, name in packages.items() if not importlib.util.find_spec(module)]
     if missing:
-        install = f"pip install 'open-reduction-server[{extra}]'"
+        install = f"pip install '.[{extra}]' in a checkout, or pip install 'WHEEL[{extra}]'"
         raise click.ClickException(f"{who} needs {', '.join(missing)}: {install}")

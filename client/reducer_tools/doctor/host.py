@@ -88,7 +88,8 @@ def _release(host: Host) -> str:
     if kind != "native":
         text = (
             "this installation has no native kernels: a reducer on this host would sum slowly; "
-            "install it again without REDUCER_NO_NATIVE, with a C++17 compiler"
+            "install the wheel for this Python, or install from a checkout without "
+            "REDUCER_NO_NATIVE (this needs a C++17 compiler)"
         )
         host.findings.append(warning("slow-kernels", HERE, text))
     return (

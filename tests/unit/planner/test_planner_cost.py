@@ -211,4 +211,7 @@ def test_only_a_picture_needs_matplotlib() -> None:
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout
     drawn = subprocess.run([*command, "--plot", "a.png"], capture_output=True, text=True)
     assert drawn.returncode == 1
-    assert "pip install 'open-reduction-server[plot]'" in drawn.stderr
+    assert (
+        "matplotlib: pip install '.[plot]' in a checkout, or pip install 'WHEEL[plot]'"
+        in drawn.stderr
+    )
