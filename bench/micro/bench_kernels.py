@@ -21,11 +21,6 @@ FORMATS = sorted(BLOCKS - TO_BFLOAT16)
 SIZES = (SIZE, 64 << 20)  # of float32: in the cache of a core, and beyond it
 
 
-@pytest.fixture(scope="module")
-def kernels() -> KernelSet:
-    return load("native")
-
-
 def contributions(dtype: DType) -> list[bytes]:
     """Small numbers of the dtype."""
     item = ITEM_SIZES[dtype]
