@@ -4,7 +4,7 @@ export PYTHON
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Stamps: the build tools, without and with mypyc; the demo's packages; the package, with the core
-# interpreted and compiled; the developers' packages; the frameworks.
+# interpreted and compiled; the developers' packages; the frameworks; the tools of `make wheels`.
 CMAKE := $(VENV)/cmake-installed
 TOOLS := $(VENV)/tools-installed
 DEMO := $(VENV)/demo-installed
@@ -12,6 +12,7 @@ QUICK := $(VENV)/quick-installed
 PACKAGE := $(VENV)/package-installed
 STAMP := $(VENV)/installed
 FRAMEWORKS := $(VENV)/frameworks-installed
+WHEEL_TOOLS := $(VENV)/wheel-tools-installed
 # Tests start thousands of Python processes: the first one writes bytecode for all others.
 unexport PYTHONDONTWRITEBYTECODE
 # Python compiles what it imports: pip would spend half a minute on modules that nobody does.
@@ -43,7 +44,7 @@ export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= true
 endif
 
-.PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks test-outside \
+.PHONY: help venv demo docs nccl-plugin wheels test pytest test-container test-nccl test-gpu test-frameworks test-outside test-wheels \
     check lint types style tidy format native-test bytecode sanitize nightly soak bench clean
 
 help: ## Show the targets
@@ -97,6 +98,10 @@ $(FRAMEWORKS): $(STAMP)
 	$(PIP) --only-deps ".[frameworks]"
 	@touch $@
 
+$(WHEEL_TOOLS): $(TOOLS)
+	$(PIP) --group wheels
+	@touch $@
+
 # What matplotlib and torch keep for later stays in this folder.
 demo: export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
 demo: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/build/torchinductor
@@ -111,6 +116,9 @@ docs: $(STAMP) ## The documentation as a site, build/docs/site
 nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-net-reducer.so
 	$(call NATIVE_BUILD,native,)
 	test -e build/native/nccl_plugin/libnccl-net-reducer.so
+
+wheels: $(WHEEL_TOOLS) ## Build dist/: a wheel for each Python of this machine, and an sdist
+	$(BIN)/python -m deploy.wheels
 
 TESTS := $(addprefix tests/,e2e gpu nccl net unit)
 # On a complete machine a test may skip only for a reason in tests/support/skips.py.
@@ -136,6 +144,9 @@ pytest:
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
+
+test-wheels: $(STAMP) wheels ## Build the wheels, install each where there is no compiler, and train with it
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/wheels
 
 test-nccl: nccl-plugin ## Test the plugin under real NCCL without a GPU; 1.7 GB of wheels
 	$(BIN)/python -m tests.support.nccl_wheels

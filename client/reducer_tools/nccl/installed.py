@@ -16,6 +16,7 @@ from reducer_tools.nccl.versions import Version, from_code
 PLUGIN = "libnccl-net-reducer.so"
 _NCCL = ("libnccl.so.2", "libnccl.so")
 _WHEEL = Path("nvidia", "nccl", "lib")
+_OURS = Path(__file__).with_name("lib")  # the wheels of `make wheels` have the plugin inside
 _PREFIXES = (Path("/usr/local/lib"), Path("/usr/lib"), Path("/usr/lib64"), Path("/lib"))
 _LDCONFIG_FOLDERS = "/usr/sbin:/sbin"
 
@@ -68,16 +69,16 @@ def find_plugin(environment: Mapping[str, str], given: Path | None = None) -> Pa
         if path.name == PLUGIN and path.is_file():
             return path.absolute()
         raise NotFoundError(f"{given}: expected {PLUGIN} or the folder that has it")
-    paths = [*on_library_path(PLUGIN, environment), *_cached(PLUGIN)]
+    paths = [*on_library_path(PLUGIN, environment), _OURS / PLUGIN, *_cached(PLUGIN)]
     paths += [folder / PLUGIN for folder in _PREFIXES]
     for path in paths:
         if path.is_file():
             return path.absolute()
     raise NotFoundError(
         f"no {PLUGIN}: looked in LD_LIBRARY_PATH "
-        f"({environment.get('LD_LIBRARY_PATH') or 'unset'}), the loader's cache (ldconfig), "
-        f"{', '.join(map(str, _PREFIXES))}. Build and install it (nccl_plugin/README.md), or name "
-        "it: --library FILE"
+        f"({environment.get('LD_LIBRARY_PATH') or 'unset'}), {_OURS}, the loader's cache "
+        f"(ldconfig), {', '.join(map(str, _PREFIXES))}. Install a wheel of this project, which has "
+        "the plugin inside, or build it (nccl_plugin/README.md), or name it: --library FILE"
     )
 
 

@@ -83,6 +83,8 @@ def test_the_plugin_is_found_on_the_path_or_named(
     monkeypatch.setattr(installed, "_PREFIXES", (tmp_path,))
     with pytest.raises(NotFoundError, match=r"LD_LIBRARY_PATH \(unset\).*--library"):
         find_plugin({})
+    monkeypatch.setattr(installed, "_OURS", plugin.parent)  # as in a wheel
+    assert find_plugin({}) == plugin
 
 
 # --- what is printed ----------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Builds the wheels of a release and its sdist (docs/releasing.md)."""
