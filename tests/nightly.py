@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -18,9 +17,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy.wheels import pythons
+
 ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "build" / "nightly"
-PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 TORCHES = ("2.8.0", "2.14.1")
 UNIT_AND_NET = "python -m pytest -q -n 4 --dist loadfile tests/unit tests/net"
 OF_TORCH = (
@@ -53,20 +53,18 @@ def _pip(arguments: str) -> str:
     return f"python -m pip install --quiet --no-build-isolation {arguments}"
 
 
-def _with_python(name: str) -> str:
-    venv = PLACE / name
+def _with_python(python: Path) -> str:
+    venv = PLACE / python.name
     return f"""
-        make PYTHON={name} VENV={venv} venv
+        make PYTHON={python} VENV={venv} venv
         {venv}/bin/{UNIT_AND_NET}
     """
 
 
-def _is_another(python: str) -> bool:
-    """Whether this machine has the interpreter, and it is not this one."""
-    if shutil.which(python) is None or python == f"python3.{sys.version_info.minor}":
-        return False
-    ran = subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True, check=False)
-    return ran.returncode == 0
+def _other_pythons() -> list[Path]:
+    own = sysconfig.get_python_version()
+    others = [pythons.find(version) for version in pythons.VERSIONS if version != own]
+    return [python for python in others if python is not None]
 
 
 def parts() -> dict[str, Part]:
@@ -84,9 +82,8 @@ def parts() -> dict[str, Part]:
             _beside("no-native", no_native, f"{UNIT_AND_NET} -p tests.support.no_native"),
         ),
         **{
-            python: Part(f"unit and net under {python}", _with_python(python))
-            for python in PYTHONS
-            if _is_another(python)
+            python.name: Part(f"unit and net under {python.name}", _with_python(python))
+            for python in _other_pythons()
         },
         **{
             f"torch-{version}": Part(
@@ -105,6 +102,7 @@ def parts() -> dict[str, Part]:
         "frameworks": Part("Keras, TensorFlow, JAX, Lightning ...", "make test-frameworks"),
         "outside": Part("the tests of others on real reducers", "python -m tests.outside"),
         "soak": Part("a hundredth of the soak", "python -m tests.soak --scale 0.01"),
+        "wheels": Part("the wheels, installed where there is no compiler", "make test-wheels"),
         "containers": Part("the images", "make test-container"),
     }
 

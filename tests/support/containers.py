@@ -83,24 +83,35 @@ def _config() -> Path:
 
 def base_image() -> str:
     """The name of a minimal image of this machine's distribution; made once."""
-    if tool("podman", "image", "exists", BASE, check=False).returncode:
-        tree = PLACE / "base"
+    return distribution(BASE, _own_release())
+
+
+def distribution(image: str, release: str, *packages: str) -> str:
+    """Make an image of a release of this machine's distribution, unless there is one; its name."""
+    if tool("podman", "image", "exists", image, check=False).returncode:
+        tree = PLACE / release
         shutil.rmtree(tree, ignore_errors=True)
-        release = platform.freedesktop_os_release()
-        tool("debootstrap", "--variant=minbase", release["VERSION_CODENAME"], tree, _mirror())
+        include = f"--include={','.join(packages)}"
+        scripts = Path("/usr/share/debootstrap/scripts")
+        newer = () if (scripts / release).exists() else (scripts / "sid",)
+        tool("debootstrap", "--variant=minbase", include, release, tree, _mirror(), *newer)
         for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(tree / waste)
         name = tool("buildah", "from", "scratch").stdout.strip()
         tool("buildah", "add", "--quiet", name, tree, "/")
-        tool("buildah", "commit", "--quiet", "--rm", name, BASE)
+        tool("buildah", "commit", "--quiet", "--rm", name, image)
         shutil.rmtree(tree)
-    return BASE
+    return image
+
+
+def _own_release() -> str:
+    return platform.freedesktop_os_release()["VERSION_CODENAME"]
 
 
 def _mirror() -> str:
     """The package mirror of this machine."""
     found = tool("apt-cache", "policy").stdout
-    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    release = _own_release()
     match = re.search(rf"\d (https?://\S+) {release}/main", found)
     assert match, f"no mirror of {release} in apt's sources:\n{found}"
     return match[1]
@@ -118,18 +129,22 @@ def wheelhouse() -> Path:
     assert match, f"apt has no python3:\n{shown}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
-    folder = PLACE / "wheels"
+    return download(match[1], PLACE / "wheels", *wanted)
+
+
+def download(python: str, folder: Path, *wanted: str) -> Path:
+    """Fetch the wheels of packages and of what they need, for a version of Python; the folder."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:"]
-    command += ["--python-version", match[1], "--dest", str(folder)]
+    command += ["--python-version", python, "--dest", str(folder)]
     command += ["--constraint", str(ROOT / "constraints.txt"), "--find-links", str(folder)]
     tool(*command, *wanted)
     return folder
 
 
-def build(name: str, file: Path, base: str) -> str:
+def build(name: str, file: Path, base: str, **arguments: str) -> str:
     """Build the image of one of our Dockerfiles; layers of an earlier build are reused."""
     wheels = wheelhouse()
-    arguments = {"BASE": base, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheelhouse"}
+    arguments |= {"BASE": base, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheelhouse"}
     tool(
         "buildah", "bud", "--layers", "--quiet", "--isolation", "chroot", "--network", "host",
         "--format", "docker", "--volume", f"{wheels}:/wheelhouse:ro", "--tag", name,
