@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import reducer
 from reducer import keyfile
 from tests.support import containers
 from tests.support.cluster import ROOT
 
 # The image's user (deploy/Dockerfile).
 USER = 10001
+LABELS = {"VERSION": reducer.__version__, "REVISION": "abcdef", "SOURCE": "/a/checkout"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,7 +41,8 @@ def base() -> str:
 
 @pytest.fixture(scope="session")
 def image(base: str) -> str:
-    return containers.build("localhost/reducer", ROOT / "deploy" / "Dockerfile", base)
+    file = ROOT / "deploy" / "Dockerfile"
+    return containers.build("localhost/reducer", file, base, **LABELS)
 
 
 @pytest.fixture(scope="session")
