@@ -44,8 +44,9 @@ export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= true
 endif
 
-.PHONY: help venv demo docs nccl-plugin wheels test pytest test-container test-nccl test-gpu test-frameworks test-outside test-wheels \
-    check lint types style tidy format native-test bytecode sanitize nightly soak bench clean
+.PHONY: help venv demo docs nccl-plugin wheels test pytest test-container test-nccl test-gpu \
+    test-frameworks test-outside test-wheels check lint types style tidy format native-test bytecode \
+    sanitize nightly soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -12,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from reducer_tools.netlab import Lab, LabError, Nic
-from tests.support.console import ROOT, Shell, consoles, write_programs
-from tests.support.ports import free_port
+from tests.support.console import ROOT, Shell, consoles, moved, write_programs
 from tests.support.ray_folder import ray_folder, ray_variables
 
-_PORT = re.compile(r"(?<=[ :])22\d\d\b")
 SEVERAL_MACHINES = ROOT / "docs" / "two-machines.md"
 PAGES = [
     page
@@ -36,11 +33,6 @@ AT_NIGHT = (
     "sizing",
     "slow-links",
 )
-
-
-def moved(text: str, ports: dict[str, str]) -> str:
-    """The text with a free port for each port that the page names."""
-    return _PORT.sub(lambda port: ports.setdefault(port[0], str(free_port())), text)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from tests.support.entry_points import declare
 from tests.support.frameworks import skip_without
+from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+_PORT = re.compile(r"(?<=[ :])22\d\d\b")
 _PROMPT = re.compile(r"(?:you@(\w+))?\$ (.*)")
 Change = Callable[[str], str]
 
@@ -55,6 +57,11 @@ def write_programs(page: Path, folder: Path, change: Change) -> None:
     skip_without(*(text for kind, text in shown.values() if kind == "python"))
     for title, (_, text) in shown.items():
         (folder / title).write_text(change(text))
+
+
+def moved(text: str, ports: dict[str, str]) -> str:
+    """The text with a free port for each port that the page names."""
+    return _PORT.sub(lambda port: ports.setdefault(port[0], str(free_port())), text)
 
 
 class Shell:

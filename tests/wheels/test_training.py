@@ -19,7 +19,7 @@ from reducer.kernels import _native
 from reducer.version import PROTOCOL_VERSION
 from tests.support.clean_place import CleanPlace
 from tests.support.cluster import ROOT
-from tests.support.consoles import consoles, moved, write_programs
+from tests.support.console import consoles, moved, write_programs
 from tests.wheels.conftest import python_of
 
 LIMIT = 60.0  # seconds from the beginning of the installation to the end of the training
@@ -54,7 +54,7 @@ def training(page: str, folder: Path) -> str:
     """The commands of a page that start a reducer and two ranks; its program is in the folder."""
     path = ROOT / "docs" / page
     ports: dict[str, str] = {}
-    write_programs(path, folder, ports)
+    write_programs(path, folder, lambda text: moved(text, ports))
     shown = [moved(line.command, ports) for line in consoles(path)]
     (serve,) = (line for line in shown if "reducer serve" in line)
     ranks = "\n".join(line for line in shown if "train.py" in line)
