@@ -95,10 +95,10 @@ std::optional<Failure> Receiver::check_first_bytes() {
   }
   if (std::memcmp(bytes, "ORSP", 4) != 0) {
     const std::string_view first(reinterpret_cast<const char*>(bytes), 4);
-    return broken(ErrorCode::kProtocol,
-                  first == kHttp ? std::string("this ") + kIsHttp
-                                 : "this is not a reducer: the first bytes are " +
-                                       shown(bytes, std::min<size_t>(have(), 16)));
+    return broken(ErrorCode::kProtocol, first == kHttp
+                                            ? std::string("this ") + kIsHttp
+                                            : "this is not a reducer: the first bytes are " +
+                                                  shown(bytes, std::min<size_t>(have(), 16)));
   }
   if (have() < kPrefaceSize) return std::nullopt;
   Preface theirs;

@@ -426,12 +426,12 @@ Failure Joining::not_joined() const {
   const std::string within = " within " + as_set(run_.options.connect_timeout);
   const Missing found = missing();
   if (!found.reducers.empty()) {
-    return {ErrorCode::kUnavailable,
-            "no reducer answered at " + found.reducers + within +
-                (found.host
-                     ? ": is rank " + std::to_string(*found.host) + ", which starts it, running?"
-                     : ": is `reducer serve` running there?"),
-            "unreachable"};
+    return {
+        ErrorCode::kUnavailable,
+        "no reducer answered at " + found.reducers + within +
+            (found.host ? ": is rank " + std::to_string(*found.host) + ", which starts it, running?"
+                        : ": is `reducer serve` running there?"),
+        "unreachable"};
   }
   const bool one = found.rank_count == 1;
   return {ErrorCode::kJoin,

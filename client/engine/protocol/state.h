@@ -183,8 +183,8 @@ class State {
   Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &lost_reducers_};
   LostRanks lost_ranks_{&run_, &lanes_, &current_route_, &rounds_};
   Recovery recovery_{&run_, &lanes_, &current_route_, &failover_, &suspicions_, &lost_reducers_};
-  Joining joining_{&run_, &lanes_, &current_route_, &rounds_, &failover_, &suspicions_, &recovery_,
-                   &reports_};
+  Joining joining_{&run_,      &lanes_,      &current_route_, &rounds_,
+                   &failover_, &suspicions_, &recovery_,      &reports_};
   double started_at_ = -1;
   double stable_at_ = -1;  // while leaving: when all rounds became stable
 };
