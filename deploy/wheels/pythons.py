@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-_CAN_BUILD = """
-import ensurepip, os, sysconfig, venv
+# Prints the interpreter itself: what is on PATH may be a script of pyenv.
+_IF_IT_CAN_BUILD = """
+import ensurepip, os, sys, sysconfig, venv
 assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print(os.path.realpath(sys.executable))
 """
 
 
@@ -23,12 +25,14 @@ def find(version: str) -> Path | None:
     on_path = shutil.which(name)
     places = [Path(on_path)] if on_path else []
     places += [folder / "bin" / name for folder in sorted(installed)]
-    return next(filter(_can_build, places), None)
+    return next(filter(None, map(_able, places)), None)
 
 
-def _can_build(python: Path) -> bool:
+def _able(python: Path) -> Path | None:
+    """The interpreter, if it can build a wheel."""
+    command = [python, "-c", _IF_IT_CAN_BUILD]
     try:
-        ran = subprocess.run([python, "-c", _CAN_BUILD], capture_output=True, check=False)
-    except OSError:
-        return False
-    return ran.returncode == 0
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return Path(ran.stdout.strip())

@@ -13,6 +13,11 @@ from tests.support.ranks import RunningRanks, Tell, start_ranks, values
 from tests.support.ray_folder import ray_folder, ray_variables
 
 _START_SECONDS = 150.0
+# On a busy machine nodes and workers start slowly, and workers may be silent for long.
+_PATIENCE = {
+    "REDUCER_WORKER_SILENCE": "60",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "200",
+}
 
 
 class Driver:
@@ -40,8 +45,7 @@ def driver() -> Iterator[Driver]:
 
 
 def _drive(rank: int, world: int, folder: Path, tell: Tell) -> None:
-    # Workers of a busy machine may be silent for long.
-    os.environ |= ray_variables(folder) | {"REDUCER_WORKER_SILENCE": "60"}
+    os.environ |= ray_variables(folder) | _PATIENCE
     import ray  # only where it is installed, and with these variables
     from ray.cluster_utils import Cluster
 

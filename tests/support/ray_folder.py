@@ -15,9 +15,11 @@ from tests.support.wait import wait_until
 def ray_folder() -> Iterator[Path]:
     """The folder while the block runs. Afterwards no process may name it."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: it is part of the names of Unix sockets
-    yield folder
-    wait_until(lambda: not _processes(folder), 15, "the end of Ray's processes")
-    shutil.rmtree(folder)
+    try:
+        yield folder
+        wait_until(lambda: not _processes(folder), 15, "the end of Ray's processes")
+    finally:
+        shutil.rmtree(folder)
 
 
 def ray_variables(folder: Path) -> dict[str, str]:
