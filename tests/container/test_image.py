@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from tests.support.groups import Groups, Values
 from tests.support.wait import wait_until
 
 MEMORY = 512 << 20
-SYFT = shutil.which("syft", path=str(Path(sys.executable).parent))
-OFFLINE = {"SYFT_CHECK_FOR_APP_UPDATE": "false"}
 LOCKED = [
     "--read-only",
     "--read-only-tmpfs=false",
@@ -65,17 +62,6 @@ def test_its_labels_say_what_it_was_built_from(image: str) -> None:
     prefix = "org.opencontainers.image."
     for name, value in {**LABELS, "LICENSES": "Apache-2.0"}.items():
         assert found["Config"]["Labels"][prefix + name.lower()] == value
-
-
-@pytest.mark.skipif(SYFT is None, reason="no syft for this machine in the packages of pip")
-def test_its_sbom_lists_what_is_inside(image: str, tmp_path: Path) -> None:
-    archive = tmp_path / "image.tar"
-    tool("podman", "save", "--output", archive, image)
-    sbom = tool(str(SYFT), "scan", f"docker-archive:{archive}", "-o", "spdx-json", **OFFLINE)
-    listed = {package["name"]: package for package in json.loads(sbom.stdout)["packages"]}
-    assert listed["open-reduction-server"]["versionInfo"] == LABELS["VERSION"]
-    for name in ("numpy", "uvloop", "click", "python3-minimal", "libc6"):
-        assert listed[name]["versionInfo"]
 
 
 def test_locked_in_it_serves_workers_outside(reducer: Container, key: str) -> None:

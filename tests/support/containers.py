@@ -91,10 +91,10 @@ def distribution(image: str, release: str, *packages: str) -> str:
     if tool("podman", "image", "exists", image, check=False).returncode:
         tree = PLACE / release
         shutil.rmtree(tree, ignore_errors=True)
-        include = f"--include={','.join(packages)}"
+        include = [f"--include={','.join(packages)}"] if packages else []
         scripts = Path("/usr/share/debootstrap/scripts")
         newer = () if (scripts / release).exists() else (scripts / "sid",)
-        tool("debootstrap", "--variant=minbase", include, release, tree, _mirror(), *newer)
+        tool("debootstrap", "--variant=minbase", *include, release, tree, _mirror(), *newer)
         for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(tree / waste)
         name = tool("buildah", "from", "scratch").stdout.strip()
