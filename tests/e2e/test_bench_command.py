@@ -186,7 +186,8 @@ def test_a_killed_worker_is_named() -> None:
         os.kill(victim, signal.SIGKILL)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 1
-        assert errors == f"Error: rank 1: the worker (pid {victim}) was killed by SIGKILL\n"
+        # On a busy machine the others may have said before that they wait for each other.
+        assert errors.endswith(f"Error: rank 1: the worker (pid {victim}) was killed by SIGKILL\n")
         wait_until(lambda: not any(alive(pid) for pid in members), 10, "processes left behind")
 
 

@@ -168,7 +168,7 @@ def test_a_reducer_that_does_not_answer() -> None:
 
 def test_what_listens_is_no_reducer(daemon: Daemon) -> None:
     found = findings(f"127.0.0.1:{daemon.metrics_port}", arguments=(*QUICK, "--timeout", "1"))
-    assert "no reducer answered" in the_fault(found, "no-answer")
+    assert "answers HTTP" in the_fault(found, "no-reducer")
 
 
 def test_a_name_that_nobody_knows() -> None:

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "jax_digits",
     "keras_digits",
     "lightning_digits",
+    "ray_digits",
 }
 BELOW = {"ps_digits"}  # a section of its own, below the table
 

@@ -196,7 +196,7 @@ def _join_by_rank(rank: int, world: int, addresses: list[str]) -> tuple[int, int
 def test_strangers_on_the_local_socket_are_named_and_cut_off() -> None:
     with Daemon() as daemon:
         with connect_locally(daemon.address) as sock:
-            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            sock.sendall(b"POST / HTTP/1.1\r\n\r\n")
             with pytest.raises(ConnectionResetError):  # our bytes were unread
                 sock.recv(1)
         who = f"refused local process {os.getpid()} (uid {os.geteuid()}) (garbage): this is HTTP"

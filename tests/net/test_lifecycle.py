@@ -181,7 +181,7 @@ def test_standard_output_that_takes_nothing_changes_no_exit_status(
     with log.open("wb") as stderr:
         daemon = subprocess.Popen(["sh", "-c", f"exec {serve} {shell}"], env=env, stderr=stderr)
     try:
-        wait_until(lambda: "metrics on port" in log.read_text("utf-8"), 30, "it is ready")
+        wait_until(lambda: "status page http://" in log.read_text("utf-8"), 30, "it is ready")
         daemon.terminate()
         assert daemon.wait(30) == 0
     finally:
@@ -288,7 +288,7 @@ def test_config_prints_values_and_sources(tmp_path: Path) -> None:
 
 def test_log_lines_as_json() -> None:
     with Daemon("--log-format", "json") as daemon:
-        both = ("metrics on port", "sums run")  # two processes write them
+        both = ("status page http://", "sums run")  # two processes write them
         wait_until(lambda: all(text in daemon.log for text in both), 5, "the first log lines")
         lines = [json.loads(line) for line in daemon.log.splitlines()]
         how = "compiled" if compiled.is_compiled() else "interpreted"

@@ -238,7 +238,7 @@ def test_a_lane_takes_one_try_alone() -> None:
         (pack_preface(0), ErrorCode.AUTHENTICATION, "--key-file"),
         (b"ORSP\x09\x02" + bytes(10), ErrorCode.VERSION, f"speaks 1.{PROTOCOL_MINOR}, got 9.2"),
         (FRAME_MAGIC, ErrorCode.AUTHENTICATION, "no proof"),
-        (b"HTTP/1.1 400", ErrorCode.AUTHENTICATION, "not a reducer"),
+        (b"HTTP/1.1 400", ErrorCode.AUTHENTICATION, "answers HTTP"),
     ],
 )
 def test_the_engine_names_what_is_there_instead(sent: bytes, code: ErrorCode, says: str) -> None:

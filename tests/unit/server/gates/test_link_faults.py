@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from reducer.core.surface.numbers import EndedPart
 from reducer.server.data.buffers import BufferPool
 from reducer.server.data.connection import Connection
 from reducer.server.data.shell import LaneShell
@@ -96,7 +97,8 @@ class Lane:
             while not self.shell.counters.internal_errors:
                 await asyncio.sleep(0)
         core = self.shell._lane
-        assert self.connection.is_closing() and not list(core.parts(0.0))
+        assert self.connection.is_closing()
+        assert all(isinstance(part, EndedPart) for part in core.parts(0.0))
         assert core.snapshot().errors["internal"] == self.shell.counters.internal_errors == 1
         assert self.shell.counters.protocol_errors == 0
         async with asyncio.timeout(5):  # until the end is noticed
