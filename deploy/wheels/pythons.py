@@ -30,7 +30,7 @@ def find(version: str) -> Path | None:
 
 def _able(python: Path) -> Path | None:
     """The interpreter, if it can build a wheel."""
-    command = [python, "-c", _IF_IT_CAN_BUILD]
+    command = [str(python), "-c", _IF_IT_CAN_BUILD]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
