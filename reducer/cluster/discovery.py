@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from reducer.cluster.addresses import (
 from reducer.cluster.cluster_spec import Task, descriptions
 from reducer.cluster.kubernetes import find_pods
 from reducer.cluster.launchers import (
+    ELASTIC_RUN,
     find_elastic_run,
     find_in_launchers,
     find_restarts,
@@ -200,6 +202,17 @@ def find_job(
             name = f"{OWN_CLUSTER_JOB}-trial-{trial}" if trial else OWN_CLUSTER_JOB
             return Found(name, description.variable)
     return None
+
+
+def is_standalone(job: Found[str]) -> bool:
+    """Whether the name is the random id that ``torchrun --standalone`` gives a job."""
+    if job.source != ELASTIC_RUN:
+        return False
+    try:
+        uuid.UUID(job.value)
+    except ValueError:
+        return False
+    return True
 
 
 def find_master(env: Environment) -> tuple[Found[str] | None, Found[int] | None]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from reducer.cluster.variables import ClusterError, Environment, Found, find_integer, find_text
 
+ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -62,7 +64,7 @@ def find_elastic_run(env: Environment) -> Found[str] | None:
 
     None without --rdzv-id and --standalone: torchrun then says "none".
     """
-    found = find_text(env, "TORCHELASTIC_RUN_ID")
+    found = find_text(env, ELASTIC_RUN)
     return None if found is None or found.value == "none" else found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -153,26 +152,18 @@ def resolve_run(
     token = secrets.token_hex(8)
     found_job = discovery.find_job(env, job, discovery.find_addresses(env, addresses))
     found_run = discovery.find_run_id(env)
-    named = found_job is not None and not _is_uuid(found_job.value)
-    return (
-        found_job.value if named and found_job else _script_name() or f"torch-{token}",
-        token if found_run is None else found_run.value,
-    )
-
-
-def _is_uuid(text: str) -> bool:
-    """Whether the text says nothing to people, as the ids of ``torchrun --standalone``."""
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
+    if found_job is None or discovery.is_standalone(found_job):
+        name = _script_name() or f"torch-{token}"
+    else:
+        name = found_job.value
+    return name, token if found_run is None else found_run.value
 
 
 def _script_name() -> str:
     """The name of the program without its suffix; "" in an interactive session."""
     name = Path(sys.argv[0]).stem if sys.argv else ""
-    return "" if name in ("", "-c", "-m", "-") else name[: MAX_JOB_BYTES // 4]
+    most = MAX_JOB_BYTES // 4  # a character has up to 4 bytes
+    return "" if name in ("", "-c", "-m", "-") else name[:most]
 
 
 def gloo_interfaces(environ: Mapping[str, str] | None = None) -> list[str]:

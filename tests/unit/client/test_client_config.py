@@ -11,6 +11,7 @@ import pytest
 
 from reducer_client import config
 
+UUID = "0d9b2a52-52ca-4d4e-9f3e-0c1d1a2b3c4d"
 BASE = {
     "REDUCER_ADDRS": "a:1,b",
     "REDUCER_JOB": "env-job",
@@ -241,9 +242,10 @@ def test_the_host_waits_where_streams_may_share_a_hardware_queue(
     ("environ", "program", "job"),
     [
         ({"REDUCER_JOB": "mine"}, "train.py", "mine"),
+        ({"REDUCER_JOB": UUID, "TORCHELASTIC_RUN_ID": UUID}, "train.py", UUID),
         ({"TORCHELASTIC_RUN_ID": "resnet"}, "train.py", "resnet"),
         # torchrun --standalone
-        ({"TORCHELASTIC_RUN_ID": "0d9b2a52-52ca-4d4e-9f3e-0c1d1a2b3c4d"}, "/a/train.py", "train"),
+        ({"TORCHELASTIC_RUN_ID": UUID}, "/a/train.py", "train"),
         ({}, "train.py", "train"),
     ],
 )
