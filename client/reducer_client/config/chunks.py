@@ -94,5 +94,5 @@ def _parse_weights(text: str) -> tuple[int, ...]:
         raise ValueError("expected numbers such as 3,3,1") from None
 
 
-CHUNK_TABLE: Kind[Rows] = Kind(_parse_rows, _check_rows)
-WEIGHTS: Kind[tuple[int, ...]] = Kind(_parse_weights, tuple)
+CHUNK_TABLE: Kind[Rows] = Kind(_check_rows, _parse_rows)
+WEIGHTS: Kind[tuple[int, ...]] = Kind(tuple, _parse_weights)

@@ -28,8 +28,7 @@ _HOSTED: dict[Any, Hosted] = {
     **dict.fromkeys((True, "1", "true", "yes", "on"), True),
     **dict.fromkeys((False, "0", "false", "no", "off"), False),
 }
-
-
+# Stands for the variable that is named after its setting.
 _BY_NAME = "REDUCER_<NAME>"
 
 
@@ -143,7 +142,7 @@ class JobSettings:
     )
     min_reducers: int | None = _setting(
         "Number of reducers without which the job does not start.",
-        integer(0, MAX_REDUCERS),
+        integer(1, MAX_REDUCERS),
         1,
         plugin=True,
     )
@@ -184,7 +183,7 @@ class JobSettings:
     )
     hosted: Hosted | None = _setting(
         "Whether the workers' machines run reducers, too: auto, 1 or 0.",
-        Kind(str, _check_hosted),
+        Kind(_check_hosted),
         "auto",
     )
     cuda_wait: CudaWait | None = _setting(

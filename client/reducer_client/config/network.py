@@ -53,5 +53,5 @@ def _check_source(value: Any) -> str:
     return text
 
 
-CONGESTION: Kind[str] = Kind(str, _check_congestion)
-SOURCE: Kind[str] = Kind(str, _check_source)
+CONGESTION: Kind[str] = Kind(_check_congestion)
+SOURCE: Kind[str] = Kind(_check_source)

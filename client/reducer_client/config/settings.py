@@ -91,7 +91,7 @@ def _resolve_run_id(env: Mapping[str, str], given: str | None, rank: int) -> str
 
 
 def _resolve_min_reducers(least: int, reducers: int) -> int:
-    if not 1 <= least <= reducers:
+    if least > reducers:
         raise ValueError(
             f"min_reducers={least}: expected 1 to {reducers}, the number of the reducers"
         )

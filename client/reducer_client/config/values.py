@@ -16,8 +16,8 @@ class Kind(Generic[T]):
     Both raise ValueError, whose text says what was expected.
     """
 
-    parse: Callable[[str], Any]
     check: Callable[[Any], T]
+    parse: Callable[[str], Any] = str
 
 
 def _seconds(value: Any) -> float:
@@ -30,12 +30,8 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
-def _text(value: Any) -> str:
-    return str(value)
-
-
-SECONDS: Kind[float] = Kind(_text, _seconds)
-TEXT: Kind[str] = Kind(_text, _text)
+SECONDS: Kind[float] = Kind(_seconds)
+TEXT: Kind[str] = Kind(str)
 
 
 def integer(least: int, most: int, note: str = "") -> Kind[int]:
@@ -50,7 +46,7 @@ def integer(least: int, most: int, note: str = "") -> Kind[int]:
             raise ValueError(f"expected {least} to {most:,}{note and ', ' + note}")
         return number
 
-    return Kind(_text, check)
+    return Kind(check)
 
 
 def one_of(choices: Iterable[str]) -> Kind[str]:
@@ -62,4 +58,4 @@ def one_of(choices: Iterable[str]) -> Kind[str]:
             raise ValueError(f"expected one of {', '.join(words)}")
         return str(value)
 
-    return Kind(_text, check)
+    return Kind(check)
