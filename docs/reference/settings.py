@@ -47,7 +47,7 @@ ALONE = {
     "REDUCER_REGISTRY": "Address of the registry, for elastic jobs and tables.",
     "REDUCER_WORKERS": "Elastic jobs: number of workers with which the job starts.",
     "REDUCER_MIN_WORKERS": "Elastic jobs: the least number of workers.",
-    "REDUCER_DISCOVER": "Elastic jobs: name:port whose addresses are those of the reducers.",
+    "REDUCER_DISCOVER": "Elastic jobs: name:port that resolves to the reducers.",
     "REDUCER_DEBUG": "Level, or LEVEL:SUBSYSTEM,..., of the log on stderr.",
     "REDUCER_LOG_FORMAT": "Form of the log: text or json.",
     "REDUCER_NO_NATIVE": "1 when the package is installed: no compiler; NumPy sums; no client.",

@@ -36,10 +36,10 @@ _PIPE_WIDTH = 160  # columns of a picture that is not written to a terminal
 def command(addresses: str | None, interval: float, timeout: float, once: bool) -> None:
     """Watch the throughput, jobs and late ranks of reducers.
 
-    The key q ends the command. The reducers are those of `reducer status`. LATE NOW is the part of
-    the time, since the last request, during which at least half of the ranks were waiting for this
-    rank. WAITED FOR and SHARE are for the whole run. With --once the exit
-    status is 1 if a reducer does not answer.
+    The key q ends the command. The command asks the same reducers as `reducer status`. LATE NOW is
+    the part of the time, since the last request, during which at least half of the ranks were
+    waiting for this rank. WAITED FOR and SHARE are for the whole run. With --once the exit status
+    is 1 if a reducer does not answer.
     """
     need("`reducer top`", "tools", rich="rich")
     from rich.console import Console

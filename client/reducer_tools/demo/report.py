@@ -18,7 +18,7 @@ _BUSY = 0.9
 
 
 def introduce(case: Case) -> str:
-    """What is about to run."""
+    """Say which trainings are about to run, and where."""
     where = (
         f"Each worker and each reducer is on a host with a NIC of {case.rate_in_words}, made of "
         "network namespaces on this machine."
@@ -61,7 +61,7 @@ def samples_per_second(case: Case, run: Run) -> float:
 
 
 def explain(case: Case, runs: Mapping[str, Run], busy: float) -> str:
-    """What was compared, what the bytes allow, and whose parameters are equal.
+    """Say what the runs have in common, how much the bytes allow, and that the bits are equal.
 
     ``busy``: the share of all cores' time that was busy.
     """

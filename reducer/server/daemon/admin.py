@@ -214,7 +214,7 @@ class Admin:
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head = await reader.readexactly(len(PREFACE_MAGIC))
-                # Else a worker, which waits for an answer, or a line that is too short.
+                # A worker waits for an answer after its magic. No request has so short a line.
                 if head != PREFACE_MAGIC and b"\r" not in head:
                     head += await reader.readuntil(b"\r\n\r\n")
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):

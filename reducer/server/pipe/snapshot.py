@@ -69,7 +69,8 @@ class LaneReport:
     """The report of one lane.
 
     ``jobs`` has the sums over all runs of a job, by the job's title; ``runs`` are the formed
-    runs, ``forming`` those that wait for ranks, ``ended`` those of the last hour.
+    runs; ``forming`` are the runs that wait for ranks; ``ended`` are the runs that have ended in
+    the last hour.
     """
 
     numbers: LaneNumbers
