@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from reducer.cluster.addresses import DEFAULT_PORT, split_list
+from reducer.cluster.addresses import DEFAULT_PORT, normalize_address, split_list
 from reducer.server import serve_options
-from reducer.status.ask import parse_address
 from reducer.status.here import find_here
 
+_ON_LOOPBACK = f"127.0.0.1:{DEFAULT_PORT}"
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -32,24 +32,30 @@ def addresses_option(function: F) -> F:
         metavar="HOST:PORT,...",
         help="Addresses of the reducers, as the workers have them. [default: those that `reducer "
         "env` prints]",
+        callback=_checked,
     )
     return option(function)
+
+
+def _checked(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    try:
+        for address in split_list(text or ""):
+            normalize_address(address)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
 
 
 def status_addresses(given: str | None) -> list[str]:
     """The reducers to ask, without duplicates.
 
     By default these are the reducers that the environment names, else all on this machine, whose
-    metrics ports are known. A bad address ends the command with exit status 2.
+    metrics ports are known. A bad variable ends the command with exit status 2.
     """
+    if given is not None:
+        return list(dict.fromkeys(split_list(given))) or [_ON_LOOPBACK]
     try:
-        if given is None:
-            found = serve_options.find_cluster().addresses
-            asked = list(found.value) if found else find_here()
-        else:
-            asked = list(dict.fromkeys(split_list(given)))
-        for address in asked:
-            parse_address(address)
-    except ValueError as error:
-        raise click.UsageError(f"--addresses: {error}") from None
-    return asked or [f"127.0.0.1:{DEFAULT_PORT}"]
+        found = serve_options.find_cluster().addresses
+    except serve_options.ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    return (list(found.value) if found else find_here()) or [_ON_LOOPBACK]

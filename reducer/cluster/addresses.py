@@ -26,11 +26,20 @@ def split_address(text: str) -> tuple[str, int]:
     if not colon:
         port = str(DEFAULT_PORT)
     name = host[1:-1] if host.startswith("[") else host
-    if not name or any(c.isspace() or c in "/@," for c in name):
+    if not name or any(c.isspace() or c in "/@,?#" for c in name):
         raise ClusterError(f"address {text!r}: expected host, host:port or [ipv6]:port")
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ClusterError(f"address {text!r}: port {port!r} is not a number from 1 to 65535")
     return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The address of a host without brackets.
+
+    >>> join_address("10.0.0.1", 2222), join_address("::1", 4000)
+    ('10.0.0.1:2222', '[::1]:4000')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_list(text: str) -> list[str]:

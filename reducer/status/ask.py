@@ -1,7 +1,7 @@
 """Asks running reducers for their statistics.
 
-An address is that of the port for workers, which answers an HTTP request with the address of the
-metrics port. The address of a metrics port works as well.
+The caller gives the address of the port for workers. This port answers an HTTP request with the
+address of the metrics port. The address of a metrics port works as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
-from reducer.cluster.addresses import DEFAULT_PORT
+from reducer.cluster.addresses import split_address
 from reducer.status.redirect import redirected_to
 from reducer.status.summary import summarize
 
@@ -28,25 +27,6 @@ _MAX_AT_ONCE = 32
 
 class StatusError(Exception):
     """A reducer did not answer; the text names its address and what to try."""
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host``, ``host:port`` or ``[ipv6]:port``; ValueError for anything else."""
-    text = text.strip()
-    host: str | None = None
-    port: int | None = None
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(f"//{text}")
-        if parts.netloc == text and "@" not in text:
-            host, port = parts.hostname, parts.port
-    if not host or port == 0:
-        raise ValueError(f"address {text!r}: expected host, host:port or [ipv6]:port")
-    return host, port or DEFAULT_PORT
-
-
-def join_address(host: str, port: int) -> str:
-    """``host:port``, or ``[ipv6]:port``."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def ask_all(
@@ -69,20 +49,20 @@ def ask_all(
 
 def ask(address: str, seconds: float) -> dict[str, Any]:
     """The reducer's statistics; raises StatusError."""
-    host, port = parse_address(address)
-    status, body, metrics = _get(address, host, port, seconds)
+    status, body, metrics = _get(address, seconds)
     if metrics:
-        port = parse_address(metrics)[1]
+        host, port = split_address(address)[0], split_address(metrics)[1]
         try:
-            status, body, _ = _get(join_address(host, port), host, port, seconds)
+            status, body, _ = _get(f"{host}:{port}", seconds)
         except StatusError as error:
             raise StatusError(f"{address}: its metrics are at {metrics}: {error}") from None
     return _decoded(address, status, body)
 
 
-def _get(address: str, host: str, port: int, seconds: float) -> tuple[int, bytes, str]:
+def _get(address: str, seconds: float) -> tuple[int, bytes, str]:
     """The status and the body of the answer, and the address of the metrics if it names one."""
-    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    host, port = split_address(address)
+    connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=seconds)
     try:
         connection.connect()
         with _deadline(connection.sock, seconds):

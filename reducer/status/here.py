@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from reducer.cluster.addresses import join_address
 from reducer.system_files import read_text
 
 # An abstract name begins with a zero byte, which /proc/net/unix shows as @.
@@ -36,4 +37,4 @@ def _address(name: str) -> str:
     except ValueError:
         return ""
     text = _LOOPBACK.get(str(ip), str(ip))
-    return f"[{text}]:{number}" if ":" in text else f"{text}:{number}"
+    return join_address(text, number)

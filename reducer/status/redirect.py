@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from email.message import Message
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the daemon needs no parser of mail
+    from email.message import Message
 
 # How an HTTP client begins. A worker begins with the magic of a preface.
 REQUEST = b"GET /"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from zlib import crc32
 
 from reducer.cluster import discovery
-from reducer.cluster.addresses import normalize_address
+from reducer.cluster.addresses import join_address, normalize_address
 from reducer_client.config.given import JobSettings, find_value
 from reducer_client.hosted.hosting import Hosting
 
@@ -78,8 +78,7 @@ def find_meeting(one_machine: bool, environ: Mapping[str, str] | None = None) ->
     master, port = discovery.find_master(env)
     if master is not None:
         number = _MEETING_PORT if port is None else _apart_from(port.value)
-        host = master.value
-        return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        return join_address(master.value, number)
     if not one_machine:
         raise ValueError(
             "no reducer addresses (REDUCER_ADDRS), so the workers host the reducers, but there is "

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from reducer.cluster.addresses import normalize_address, split_address
+from reducer.cluster.addresses import join_address, normalize_address, split_address
 from reducer_client.reports import logger
 
 INTERVAL = 5.0  # seconds between two looks: new reducers are in no hurry
@@ -23,7 +23,7 @@ def of_service(service: str) -> Discover:
 
     def look() -> list[str]:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        return [normalize_address(_shown(str(place[4][0]), port)) for place in found]
+        return [normalize_address(join_address(str(place[4][0]), port)) for place in found]
 
     return look
 
@@ -58,7 +58,3 @@ class Discovery:
             return
         self._is_told = False
         self.addresses = found or self.addresses
-
-
-def _shown(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reducer.cluster.addresses import join_address
 from reducer_client.hosted.failures import NotStartedError
 
 # Runs in the child before the daemon, so that the child ends with its parent even after kill -9.
@@ -83,7 +84,7 @@ class ChildDaemon:
         try:
             event: dict[str, Any] = json.loads(ready)
             host = str(event["host"])
-            return f"[{host}]:{event['port']}" if ":" in host else f"{host}:{event['port']}"
+            return join_address(host, event["port"])
         except (ValueError, KeyError, TypeError):
             code = self._process.poll()
             late = "was not ready in time (is the machine overloaded?)"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import ray
 
+from reducer.cluster.addresses import join_address
 from reducer_client.config.hosting import hosted_environment
 from reducer_client.hosted.failures import NotStartedError
 from reducer_client.hosted.hosted_reducer import HostedReducer
@@ -30,7 +31,7 @@ class ReducerActor:
 
     def __init__(self, host: str, port: int, key: bytes, options: Sequence[str]) -> None:
         own = ray.util.get_node_ip_address()
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_address(host, port)
         if own != host:
             raise NotStartedError(
                 f"the node of the reducer at {address} is lost, and node {own} does not have this "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from reducer.cli.addresses import addresses_option, status_addresses
+from reducer.cli.addresses import addresses_option
 from reducer_tools.cli.nccl_version import version_option
 from reducer_tools.cli.sizes import size_option
 from reducer_tools.nccl.versions import Version
@@ -72,8 +72,6 @@ def command(
     from reducer_tools.nccl import config, report
     from reducer_tools.nccl.check import CheckOptions, check
 
-    if addresses is not None:
-        status_addresses(addresses)  # refuses bad ones
     environment = config.read(addresses, REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
     found = check(CheckOptions(version, ranks, size, log), environment)
     click.echo(json.dumps(report.as_json(found)) if as_json else report.as_text(found))

@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 
 from reducer import __version__, compiled, log, units
+from reducer.cluster.addresses import join_address
 from reducer.server import file_descriptors, serve_options
 from reducer.server.daemon.acceptor import Acceptor
 from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
@@ -197,8 +198,7 @@ class Server:
 
     @property
     def _metrics_address(self) -> str:
-        host = self._options.metrics_host
-        return f"[{host}]:{self._admin.port}" if ":" in host else f"{host}:{self._admin.port}"
+        return join_address(self._options.metrics_host, self._admin.port)
 
     def _say_ready(self) -> None:
         self._serves = True
