@@ -12,18 +12,18 @@ from reducer_client.config.given import settings as settings_of_workers
 _INTRO = """\
 # Settings
 
-Every setting has one name. For a worker the first of these counts: the argument of `connect`, the
-variable, what the launcher or the cluster says (`reducer env` prints that), the default. For a
-reducer it is the option on the command line, the variable, the TOML file that `--config` or
-`REDUCER_CONFIG` names, what the cluster says, the default (`reducer config` prints the values in
-effect and the source of each).
+Every setting has one name. A worker takes the first value that is given, in this order: the
+argument of `connect`, the variable, the value from the launcher or the cluster (`reducer env`
+prints it), the default. The order for a reducer is: the option on the command line, the variable,
+the TOML file that `--config` or `REDUCER_CONFIG` names, the value from the cluster, the default.
+`reducer config` prints the values in effect and the source of each.
 
 ## Workers
 
 The argument is one of `reducer_client.connect`. *Options* says whether
 `reducer_client.torch.Options` has a field of this name for `init_process_group("reducer")`, and
 *NCCL* whether the plugin for NCCL takes the variable. The plugin has [further
-variables](../nccl_plugin/README.md#inert-unless-it-is-wanted) of its own.
+variables](../nccl_plugin/README.md#inactive-unless-it-is-configured) of its own.
 
 | argument | variable | default | Options | NCCL | meaning |
 |---|---|---|---|---|---|
@@ -39,7 +39,7 @@ _IN_PLACE = {
 ALONE = {
     "REDUCER_SERVICE": "Kubernetes: name of the headless Service of the reducers' pods.",
     "REDUCER_REPLICAS": "Kubernetes: number of the reducers' pods.",
-    "REDUCER_SOCKET_IFNAME": "Interface whose address a hosted reducer has.",
+    "REDUCER_SOCKET_IFNAME": "Interface whose address a hosted reducer uses.",
     "REDUCER_HOSTED_PORTS": "Port, or FIRST-LAST, for a hosted reducer.",
     "REDUCER_GBPS": "Rate of this machine's NIC in Gbit/s, for the shares of hosted reducers.",
     "REDUCER_DEDICATED_GBPS": "Rates of the dedicated reducers in Gbit/s: one for all, or a list.",
@@ -50,7 +50,7 @@ ALONE = {
     "REDUCER_DISCOVER": "Elastic jobs: name:port that resolves to the reducers.",
     "REDUCER_DEBUG": "Level, or LEVEL:SUBSYSTEM,..., of the log on stderr.",
     "REDUCER_LOG_FORMAT": "Form of the log: text or json.",
-    "REDUCER_NO_NATIVE": "1 when the package is installed: no compiler; NumPy sums; no client.",
+    "REDUCER_NO_NATIVE": "1 during installation: no compiler is needed; NumPy sums; no client.",
 }
 
 

@@ -77,7 +77,7 @@ def _choice(
     "--down",
     type=click.Choice(DOWN),
     default="bfloat16",
-    help="Dtype of quantised results; same: that of the contributions.",
+    help="Dtype of quantised results; same: the dtype of the contributions.",
 )
 @addresses_option
 @click.option("--local", type=click.IntRange(1, 64), help="Start this many reducers on this host.")

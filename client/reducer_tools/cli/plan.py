@@ -120,10 +120,10 @@ def command(**given: Any) -> None:
     """Compute how many dedicated reducers a cluster needs.
 
     Dedicated reducers have machines of their own. The workers host reducers as well, which sum the
-    part of the gradients for which the dedicated ones have no time. The command computes the time
-    that each number of dedicated reducers saves over a ring, and the price below which they pay
-    off. The times count the bytes on the NICs and the packet headers, and neither latency nor CPU
-    time. They are therefore the best times that reducers and a ring can reach.
+    part of the gradients for which the dedicated reducers have no time. The command computes the
+    time that each number of dedicated reducers saves over a ring, and the price below which they
+    pay off. The times count the bytes on the NICs and the packet headers, and neither latency nor
+    CPU time. They are therefore the best times that reducers and a ring can reach.
 
     With --link the command says how workers behind slow links keep their machines busy: with which
     wire dtype, or with DiLoCo or Streaming DiLoCo and which H. These times count the latency.

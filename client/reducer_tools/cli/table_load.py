@@ -23,8 +23,8 @@ def command(
 ) -> None:
     """Make the tables of a checkpoint in DIRECTORY on the reducers, before the workers start.
 
-    The workers then attach to the tables. The reducers may be others than those that the tables
-    were saved from, and another number of them.
+    The workers then attach to the tables. The tables may have been saved from other reducers, and
+    from another number of reducers.
     """
     with connected(addresses, job, run_id, key_file, timeout) as tables:
         found = tables.load(directory, step)

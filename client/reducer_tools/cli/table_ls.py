@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Print the tables of a job: their modes, optimizers, sizes and versions.
 
-    MEMORY is that of all reducers together, without backups.
+    MEMORY is the sum over all reducers, without backups.
     """
     with connected(addresses, job, run_id, key_file, timeout) as tables:
         found = tables.tables()

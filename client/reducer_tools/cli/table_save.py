@@ -14,7 +14,7 @@ from reducer_tools.cli.table_options import connected, reaching_tables
 @click.option(
     "--step", type=click.IntRange(0), help="The checkpoint's number. [default: the version]"
 )
-@click.option("--keep", type=click.IntRange(1), help="How many checkpoints remain. [default: all]")
+@click.option("--keep", type=click.IntRange(1), help="Checkpoints to keep. [default: all]")
 def command(
     directory: str,
     addresses: str | None,
@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Save all tables of a job in DIRECTORY, with the state of their optimizers.
 
-    The workers train on. A checkpoint does not depend on the number of reducers.
+    The workers go on training. A checkpoint does not depend on the number of reducers.
     """
     with connected(addresses, job, run_id, key_file, timeout) as tables:
         names = [info.name for info in tables.tables()]

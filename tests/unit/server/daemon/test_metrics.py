@@ -42,7 +42,8 @@ numbers of all lanes.
   `reducer_table_shards` of all lanes for the updates of the whole table.
 - A group of a job's workers is a run with its own ranks: `job_name` is then `JOB#GROUP`. In the
   name of a job, `#` is shown as `%23`, and `%` as `%25`.
-- A round of one chunk is on one lane only: of many small rounds, `max` over lanes counts a part.
+- A round of one chunk is on one lane only. `max` over lanes therefore counts only a part of many
+  small rounds.
 
 `deploy/grafana/reducer.json` is a dashboard of these metrics, and
 `deploy/prometheus/alerts.yaml` has alerts.
