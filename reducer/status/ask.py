@@ -23,6 +23,7 @@ from reducer.status.summary import summarize
 _PAGE = "/api/stats"
 _MAX_ANSWER = 16 << 20
 _MAX_AT_ONCE = 32
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class StatusError(Exception):
@@ -51,12 +52,22 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
     """The reducer's statistics; raises StatusError."""
     status, body, metrics = _get(address, seconds)
     if metrics:
-        host, port = split_address(address)[0], split_address(metrics)[1]
         try:
-            status, body, _ = _get(f"{host}:{port}", seconds)
+            status, body, _ = _get(_metrics_address(address, metrics), seconds)
         except StatusError as error:
             raise StatusError(f"{address}: its metrics are at {metrics}: {error}") from None
     return _decoded(address, status, body)
+
+
+def _metrics_address(address: str, metrics: str) -> str:
+    """Where the metrics are for the caller, who reaches the reducer at ``address``.
+
+    ``metrics`` is as the reducer says it, so its host may be a loopback or wildcard address.
+    """
+    host, (own, port) = split_address(address)[0], split_address(metrics)
+    if host in _LOOPBACK and own in _LOOPBACK:
+        host = own  # 127.0.0.1 and [::1] are two sockets
+    return f"{host}:{port}"
 
 
 def _get(address: str, seconds: float) -> tuple[int, bytes, str]:

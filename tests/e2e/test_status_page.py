@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from tests.support.browser import Browser, find_chromium
 from tests.support.cluster import Daemon
 from tests.support.late import work
+from tests.support.ports import free_port
 from tests.support.ranks import start_ranks
 from tests.support.wait import wait_until
 
@@ -27,9 +28,10 @@ pytestmark = pytest.mark.skipif(
 
 
 @contextmanager
-def at_work(daemon: Daemon, job: str, **options: Any) -> Iterator[None]:
+def at_work(daemon: Daemon, job: str, more: Sequence[str] = (), **options: Any) -> Iterator[None]:
     """A job that goes on until the end of the block, with one rank that is late."""
-    with start_ranks(WORLD, work, [daemon.address], job, LATE, NAP, talk=True, **options) as ranks:
+    addresses = [daemon.address, *more]
+    with start_ranks(WORLD, work, addresses, job, LATE, NAP, talk=True, **options) as ranks:
         yield
         ranks.send(0)
         assert all(o.error is None and o.reported for o in ranks.collect(60))
@@ -66,6 +68,27 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
             assert len(daemon.get("/api/status")[1]) < 20_000
         wait_until(lambda: "No job is running" in browser.text("#runs"), 30, "the job is gone")
         assert browser.complaints == []
+
+
+def test_a_page_shows_all_reducers_of_the_job_and_who_does_not_answer() -> None:
+    """Both ways of finding reducers: those of this machine that share a run, and by name."""
+    with Daemon() as stranger, Daemon() as other, Daemon() as daemon, looking_at(daemon) as browser:
+        with at_work(daemon, "both", more=[other.address]):
+            rates = r"● serves\s+[\d.]+ [kM]B/s"
+            wait_until(
+                lambda: len(re.findall(rates, browser.text("#reducers"))) == 2, 60, "both receive"
+            )
+            assert "all 2 answer" in browser.text("#reducers")
+            assert f":{stranger.metrics_port}" not in browser.text("#reducers")
+            waited = "Latest: rank 2 of both"
+            wait_until(lambda: waited in browser.text("#past"), 30, "the history names the rank")
+        wait_until(
+            lambda: browser.evaluate("at('reducers').hidden"), 30, "without a job it is alone"
+        )
+        assert browser.complaints == []
+    named = {"REDUCER_ADDRS": f"{other.address},127.0.0.1:{free_port()}"}
+    with Daemon(env=named) as daemon, looking_at(daemon) as browser:
+        wait_until(lambda: "2 reducers without" in browser.text("#reducers"), 30, "they are named")
 
 
 def test_a_clock_that_has_begun_again_does_not_stop_the_page() -> None:

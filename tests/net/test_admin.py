@@ -93,7 +93,7 @@ def test_the_status_page_loads_nothing_from_elsewhere(daemon: Daemon) -> None:
     assert "X-Frame-Options: DENY" in head
     links = set(re.findall(r"""(?:src|href|url|fetch)[=(]["']?([^"')>]+)""", page))
     assert {link for link in links if not link.startswith("data:")} == {
-        "api/status", "metrics"
+        "api/history", "api/status", "metrics"
     }  # fmt: skip
     assert "innerHTML" not in page
 

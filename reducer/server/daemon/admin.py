@@ -1,4 +1,4 @@
-"""A small HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
+"""A small HTTP server for the status page, /metrics, probes and JSON.
 
 A connection has one request of at most 8 KiB, within 2 s: the server is for tools and probes. It
 keeps 64 connections. If another one comes, the server closes the oldest connection that waits for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -23,12 +24,16 @@ from reducer.server import file_descriptors, serve_options
 from reducer.server.daemon.acceptor import Acceptor
 from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.daemon.drain import drain
+from reducer.server.daemon.history import History
 from reducer.server.daemon.lanes import LaneGroup
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
 from reducer.server.sockets import ListenError, announce_metrics, listen, listen_local
 from reducer.version import PROTOCOL_VERSION
 from reducer.wire.errors import InternalError
+
+if TYPE_CHECKING:
+    from reducer.server.daemon.peers import Answers, Peers
 
 logger = logging.getLogger("reducer.server")
 
@@ -88,6 +93,8 @@ class Server:
         self._acceptor: Acceptor
         self._admin: Admin
         self._reopening: asyncio.Task[None] | None = None
+        self._history = History()
+        self._peers: Peers | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -127,8 +134,17 @@ class Server:
         self._acceptor.start()
         await self._admin.start()
         self._say_ready()
+        recording = asyncio.create_task(self._record())
         await self._stop.wait()
+        recording.cancel()
         return await self._shutdown()
+
+    async def _record(self) -> None:
+        """Keep the history until this task is cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):  # a lane that is being started again
+                self._history.add(await self._snapshot())
+            await asyncio.sleep(self._history.period)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.unhandled(loop, context)
@@ -165,6 +181,8 @@ class Server:
     async def _shutdown(self) -> int:
         self._serves = False
         self._marker.close()
+        if self._peers is not None:
+            self._peers.close()
         drained = await drain(
             self._acceptor, self._lanes, self._admin, self._options.drain_timeout, self._force
         )
@@ -189,6 +207,7 @@ class Server:
         pages = {
             "/": self._status_page,
             "/api/status": self._status_numbers,
+            "/api/history": self._history_page,
             "/metrics": self._metrics_page,
             "/healthz": self._health_page,
             "/readyz": self._ready_page,
@@ -214,10 +233,9 @@ class Server:
             "mode": self._options.mode,
         }
         logger.info(
-            "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, status page http://%s/",
+            "reducer %s on %s, %d lanes, %s of memory, mode %s, status page http://%s/",
             __version__,
-            self._options.host,
-            self._port,
+            join_address(self._options.host, self._port),
             self._options.lane_count,
             units.format_size(self._options.memory),
             line["mode"],
@@ -266,9 +284,17 @@ class Server:
         return await asyncio.to_thread(_status_page)
 
     async def _status_numbers(self) -> Answer:
-        address = f"{self._options.host}:{self._port}"
+        address = join_address(self._options.host, self._port)
         snapshot = await self._snapshot()
-        return await asyncio.to_thread(_status_numbers, address, self._port, snapshot)
+        peers = await (self._peers or await self._find_peers()).ask(_runs(snapshot))
+        return await asyncio.to_thread(_status_numbers, address, self._port, snapshot, peers)
+
+    async def _find_peers(self) -> Peers:
+        self._peers = await asyncio.to_thread(_peers, self._options.metrics_host)
+        return self._peers
+
+    async def _history_page(self) -> Answer:
+        return json_answer(self._history.as_json())
 
     async def _health_page(self) -> Answer:
         await self._lanes.ping()
@@ -302,7 +328,23 @@ def _status_page() -> Answer:
     return page()
 
 
-def _status_numbers(address: str, port: int, snapshot: Snapshot) -> Answer:
+def _runs(snapshot: Snapshot) -> set[tuple[str, str]]:
+    """The job and the id of each run."""
+    found: set[tuple[str, str]] = set()
+    for lane in snapshot.lanes:
+        found.update((run.job, run.run_id) for run in lane.runs)
+        found.update((run.job, run.run_id) for run in lane.forming)
+        found.update((part.table.job, part.table.run_id) for part in lane.tables)
+    return found
+
+
+def _peers(metrics_host: str) -> Peers:
+    from reducer.server.daemon.peers import Peers
+
+    return Peers(metrics_host)
+
+
+def _status_numbers(address: str, port: int, snapshot: Snapshot, peers: Answers) -> Answer:
     from reducer.server.daemon.status_page import numbers
 
-    return json_answer(numbers(address, port, snapshot))
+    return json_answer(numbers(address, port, snapshot, peers))
