@@ -124,3 +124,22 @@ def test_reducer_commands_and_options_exist() -> None:
         known = {option for p in command.params for option in [*p.opts, *p.secondary_opts]}
         shown = {word.split("=")[0] for word in rest if word.startswith("--")} - {"--help"}
         assert shown <= known, f"{where}: {sorted(shown - known)}"
+
+
+def test_no_text_sends_people_to_an_index() -> None:
+    """Regression: three texts said `pip install 'open-reduction-server[top]'`.
+
+    The project is on no index of packages yet, so anybody could publish a package of this name.
+    """
+    named = re.compile(r"install\b[^\n`]*[\s'\"]open-reduction-server(?![\w./-]*\.(?:whl|tar))")
+    made = {".git", ".venv", "build", "dist"}
+    tops = [top for top in ROOT.iterdir() if top.name not in made]
+    paths = [path for top in tops for path in (top, *top.rglob("*"))]
+    texts = {".md", ".py", ".toml", ".yaml", ".sh", ""}
+    found = [
+        f"{path.relative_to(ROOT)}: {each[0]}"
+        for path in paths
+        if path.suffix in texts and path.is_file() and path != Path(__file__)
+        for each in named.finditer(path.read_text(errors="replace"))
+    ]
+    assert found == []
