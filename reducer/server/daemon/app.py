@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
@@ -22,18 +21,15 @@ from reducer import __version__, compiled, log, units
 from reducer.cluster.addresses import join_address
 from reducer.server import file_descriptors, serve_options
 from reducer.server.daemon.acceptor import Acceptor
-from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
+from reducer.server.daemon.admin import Admin, Answer, Page, json_answer, text_answer
 from reducer.server.daemon.drain import drain
-from reducer.server.daemon.history import History
 from reducer.server.daemon.lanes import LaneGroup
+from reducer.server.daemon.status_board import StatusBoard
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
 from reducer.server.sockets import ListenError, announce_metrics, listen, listen_local
 from reducer.version import PROTOCOL_VERSION
 from reducer.wire.errors import InternalError
-
-if TYPE_CHECKING:
-    from reducer.server.daemon.peers import Answers, Peers
 
 logger = logging.getLogger("reducer.server")
 
@@ -93,8 +89,7 @@ class Server:
         self._acceptor: Acceptor
         self._admin: Admin
         self._reopening: asyncio.Task[None] | None = None
-        self._history = History()
-        self._peers: Peers | None = None
+        self._board: StatusBoard
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -109,7 +104,13 @@ class Server:
             if self._options.local_socket and self._options.mode != "tls":
                 self._listeners += listen_local(self._listeners)
             self._port = self._listeners[0].getsockname()[1]  # a drain closes them
-            self._admin = self._make_admin()
+            self._board = StatusBoard(
+                join_address(self._options.host, self._port),
+                self._options.metrics_host,
+                self._snapshot,
+            )
+            metrics = listen(self._options.metrics_host, self._options.metrics_port, "metrics")
+            self._admin = Admin(metrics, self._pages())
             self._marker = announce_metrics(self._options.metrics_host, self._admin.port)
         except ListenError as error:
             for listener in self._listeners:
@@ -134,17 +135,10 @@ class Server:
         self._acceptor.start()
         await self._admin.start()
         self._say_ready()
-        recording = asyncio.create_task(self._record())
+        recording = asyncio.create_task(self._board.record())
         await self._stop.wait()
         recording.cancel()
         return await self._shutdown()
-
-    async def _record(self) -> None:
-        """Keep the history until this task is cancelled."""
-        while True:
-            with contextlib.suppress(TimeoutError):  # a lane that is being started again
-                self._history.add(await self._snapshot())
-            await asyncio.sleep(self._history.period)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.unhandled(loop, context)
@@ -181,8 +175,7 @@ class Server:
     async def _shutdown(self) -> int:
         self._serves = False
         self._marker.close()
-        if self._peers is not None:
-            self._peers.close()
+        self._board.close()
         drained = await drain(
             self._acceptor, self._lanes, self._admin, self._options.drain_timeout, self._force
         )
@@ -202,18 +195,14 @@ class Server:
     def _pass_socket(self, lane: int, sock: socket.socket, preface: bytes) -> bool:
         return self._lanes.handles[lane].pass_socket(sock, preface)
 
-    def _make_admin(self) -> Admin:
-        options = self._options
-        pages = {
-            "/": self._status_page,
-            "/api/status": self._status_numbers,
-            "/api/history": self._history_page,
+    def _pages(self) -> dict[str, Page]:
+        return {
+            **self._board.pages(),
             "/metrics": self._metrics_page,
             "/healthz": self._health_page,
             "/readyz": self._ready_page,
             "/api/stats": self._stats_page,
         }
-        return Admin(listen(options.metrics_host, options.metrics_port, "metrics"), pages)
 
     @property
     def _metrics_address(self) -> str:
@@ -280,22 +269,6 @@ class Server:
     async def _stats_page(self) -> Answer:
         return await asyncio.to_thread(_stats, await self._snapshot())
 
-    async def _status_page(self) -> Answer:
-        return await asyncio.to_thread(_status_page)
-
-    async def _status_numbers(self) -> Answer:
-        address = join_address(self._options.host, self._port)
-        snapshot = await self._snapshot()
-        peers = await (self._peers or await self._find_peers()).ask(_runs(snapshot))
-        return await asyncio.to_thread(_status_numbers, address, self._port, snapshot, peers)
-
-    async def _find_peers(self) -> Peers:
-        self._peers = await asyncio.to_thread(_peers, self._options.metrics_host)
-        return self._peers
-
-    async def _history_page(self) -> Answer:
-        return json_answer(self._history.as_json())
-
     async def _health_page(self) -> Answer:
         await self._lanes.ping()
         return text_answer(200, "ok")
@@ -308,8 +281,7 @@ class Server:
         return text_answer(200, "ready")
 
 
-# The pages are made in a thread. The first request imports what makes them: a third of all that the
-# main process imports, and many daemons never show a page.
+# The pages are made in a thread, and the first request imports what makes them (`StatusBoard`).
 
 
 def _metrics(snapshot: Snapshot) -> Answer:
@@ -320,31 +292,3 @@ def _metrics(snapshot: Snapshot) -> Answer:
 
 def _stats(snapshot: Snapshot) -> Answer:
     return json_answer(snapshot.as_json())
-
-
-def _status_page() -> Answer:
-    from reducer.server.daemon.status_page import page
-
-    return page()
-
-
-def _runs(snapshot: Snapshot) -> set[tuple[str, str]]:
-    """The job and the id of each run."""
-    found: set[tuple[str, str]] = set()
-    for lane in snapshot.lanes:
-        found.update((run.job, run.run_id) for run in lane.runs)
-        found.update((run.job, run.run_id) for run in lane.forming)
-        found.update((part.table.job, part.table.run_id) for part in lane.tables)
-    return found
-
-
-def _peers(metrics_host: str) -> Peers:
-    from reducer.server.daemon.peers import Peers
-
-    return Peers(metrics_host)
-
-
-def _status_numbers(address: str, port: int, snapshot: Snapshot, peers: Answers) -> Answer:
-    from reducer.server.daemon.status_page import numbers
-
-    return json_answer(numbers(address, port, snapshot, peers))

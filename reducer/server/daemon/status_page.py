@@ -49,7 +49,7 @@ def _hash(text: str, element: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def numbers(address: str, port: int, snapshot: Snapshot, peers: Answers = ALONE) -> dict[str, Any]:
+def numbers(address: str, snapshot: Snapshot, peers: Answers = ALONE) -> dict[str, Any]:
     """Returns what /api/status shows: the lanes of all reducers combined, long lists cut."""
     own = snapshot.as_json()
     name = next((peer for peer, found in peers.stats.items() if _is_same(found, own)), address)
@@ -57,7 +57,6 @@ def numbers(address: str, port: int, snapshot: Snapshot, peers: Answers = ALONE)
     (reducer,) = (each for each in summary.reducers if each.address == name)
     return {
         "address": address,
-        "port": port,
         "started": snapshot.monotonic_start,
         "clock": snapshot.monotonic_now,
         "kernels": ", ".join(sorted({lane.numbers.kernels for lane in snapshot.lanes})),

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from reducer.server import serve_options
-from reducer.server.daemon import app, metrics, status_page
+from reducer.server.daemon import app, metrics, status_board, status_page
 from reducer.server.daemon.admin import json_answer
+from reducer.server.daemon.status_board import StatusBoard
 from reducer.server.pipe.snapshot import LaneReport
 from tests.support.simlane import SimLane
 from tests.unit.server.daemon.test_metrics import lane_part
@@ -33,17 +34,12 @@ class Lanes:
         return [lane_part(SimLane())]
 
 
-class Listener:
-    def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 2222
-
-
 def a_server() -> app.Server:
     server: Any = app.Server(serve_options.Config(), b"")
     server._lanes = Lanes()
     server._acceptor = SimpleNamespace(refused={}, passed=0)
     server._admin = SimpleNamespace(dropped={})
-    server._listeners = [Listener()]
+    server._board = StatusBoard("127.0.0.1:2222", "127.0.0.1", server._snapshot)
     found: app.Server = server
     return found
 
@@ -51,10 +47,10 @@ def a_server() -> app.Server:
 @pytest.mark.parametrize(
     ("page", "where", "name"),
     [
-        ("_metrics_page", metrics, "render"),
-        ("_stats_page", app, "json_answer"),
-        ("_status_numbers", status_page, "numbers"),
-        ("_status_numbers", app, "json_answer"),
+        ("/metrics", metrics, "render"),
+        ("/api/stats", app, "json_answer"),
+        ("/api/status", status_page, "numbers"),
+        ("/api/status", status_board, "json_answer"),
     ],
 )
 def test_the_loop_goes_on_while_a_page_is_made(
@@ -69,7 +65,7 @@ def test_the_loop_goes_on_while_a_page_is_made(
 
     async def run() -> None:
         server = a_server()
-        asked = asyncio.create_task(getattr(server, page)())
+        asked = asyncio.create_task(server._pages()[page]())
         for _ in range(10):
             await asyncio.sleep(0)
         assert (await server._health_page()).status == 200
