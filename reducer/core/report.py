@@ -121,6 +121,7 @@ def run_report(members: Members, now: float, rounds: int) -> RunReport:
         left=len(members.left),
         seconds=now - members.began_at,
         rounds=run.results.rounds,
+        own_rounds=run.results.own_rounds,
         open_rounds=len(run.open),
         oldest_seconds=0.0 if oldest is None else max(0.0, now - oldest.opened_at),
         bytes_in=run.contributions.bytes_in,

@@ -1,13 +1,14 @@
 """Combines the reports of the lanes of many reducers: each reducer, each run, each late rank.
 
-Over the lanes of one run, bytes are added up. Of times and numbers of rounds the largest value
-counts, because most rounds have chunks on every lane. A round of one chunk is on one lane only: if
-a run has many of them, its number of rounds is shown too small.
+Over the lanes of one run, bytes are added up. Of times the largest value counts, because most
+rounds have chunks on every lane. Each round is one lane's own, so own rounds are added up. A lane
+that was started again has forgotten its own rounds: if a lane has finished more rounds than this
+sum, its number counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,16 +161,23 @@ def _ended(answers: Iterable[Mapping[str, Any]], running: Collection[str]) -> li
     The lane that ended the run first tells why: the run has ended on the others for this reason.
     """
     reports = [lane["report"] for answer in answers for lane in answer["lanes"]]
-    told = [EndedStatus(**run) for report in reports for run in report.get("ended", ())]
-    last = {run.job: run.run_id for run in sorted(told, key=lambda run: -run.seconds)}
-    found: dict[str, EndedStatus] = {}
-    for run in told:
-        if run.job in running or run.run_id != last[run.job]:
-            continue
-        known = found.get(run.job)
-        if known is None or run.seconds > known.seconds:
-            found[run.job] = run
-    return sorted(found.values(), key=lambda run: run.seconds)
+    told: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for run in (run for report in reports for run in report.get("ended", ())):
+        told.setdefault(run["job"], {}).setdefault(run["run_id"], []).append(run)
+    found = []
+    for job, runs in told.items():
+        if job not in running:
+            last = min(runs.values(), key=lambda lanes: min(lane["seconds"] for lane in lanes))
+            first = max(last, key=lambda lane: lane["seconds"])
+            names = ("job", "title", "run_id", "world_size", "seconds", "cause")
+            found.append(EndedStatus(**{n: first[n] for n in names}, rounds=_rounds(last)))
+    return sorted(found, key=lambda run: run.seconds)
+
+
+def _rounds(lanes: Sequence[dict[str, Any]]) -> int:
+    """The rounds of a run, of which each lane has a part."""
+    most = max(int(lane["rounds"]) for lane in lanes)
+    return max(most, sum(int(lane.get("own_rounds", 0)) for lane in lanes))
 
 
 def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
@@ -235,7 +243,7 @@ def _run(parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
         world_size=lanes[0]["world_size"],
         workers=min(lane["connected"] for lane in lanes),
         seconds=max(lane["seconds"] for lane in lanes),
-        rounds=max(lane["rounds"] for lane in lanes),
+        rounds=_rounds(lanes),
         bytes_in=sum(lane["bytes_in"] for lane in lanes),
         bytes_out=sum(lane["bytes_out"] for lane in lanes),
         lost=_lost(lanes),

@@ -18,12 +18,22 @@ _CAUSE_SHOWN: Final = 500
 class PastRun:
     """A run that has ended. ``ended_at`` is below 0 until the next tick."""
 
-    __slots__ = ("cause", "ended_at", "job", "rounds", "run_id", "title", "world_size")
+    __slots__ = (
+        "cause",
+        "ended_at",
+        "job",
+        "own_rounds",
+        "rounds",
+        "run_id",
+        "title",
+        "world_size",
+    )
 
     def __init__(self, run: Run, cause: str) -> None:
         self.job, self.title, self.run_id = run.name, run.title, run.run_id
         self.world_size = run.world_size
         self.rounds = run.results.rounds
+        self.own_rounds = run.results.own_rounds
         self.cause = cause[:_CAUSE_SHOWN]
         self.ended_at = -1.0
 
@@ -55,6 +65,7 @@ class PastRuns:
                     past.run_id,
                     past.world_size,
                     past.rounds,
+                    past.own_rounds,
                     max(0.0, now - past.ended_at) if past.ended_at >= 0 else 0.0,
                     past.cause,
                 )

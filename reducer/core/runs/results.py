@@ -17,6 +17,8 @@ from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 class Results:
     """`sent` counts RESULT frames, `bytes_out` their payloads, `rounds` complete rounds.
 
+    `own_rounds`: those of `rounds` whose chunk 0 this lane owns. Over all lanes of all reducers,
+    their sum counts each round once, also rounds of one chunk.
     `last_ranks[rank]`: rounds in which the rank came last. `nonfinite[rank]`: chunks in which the
     rank is the lowest whose contribution is not finite.
     """
@@ -28,6 +30,7 @@ class Results:
         self.sent = 0
         self.bytes_out = 0
         self.rounds = 0
+        self.own_rounds = 0
         self.last_ranks = [0] * terms.world_size
         self.nonfinite = [0] * terms.world_size
         self.durations = Durations()
@@ -73,6 +76,8 @@ class Results:
         if round_.left == 0:
             self.last_ranks[round_.last] += 1
             self.rounds += 1
+            if round_.stream.place.owns(key.id, 0):
+                self.own_rounds += 1
             self.durations.note(now - round_.opened_at)
             self._grants.end(round_, out)
             if self.traced:

@@ -65,6 +65,7 @@ class RunReport:
     """A formed run. In ``lateness`` the rank that was waited for the longest is first.
 
     ``lost``: the ranks without which the run goes on, each with the seconds since then, and why.
+    ``own_rounds``: the rounds whose chunk 0 the lane owns; each round is one lane's own.
     """
 
     job: str
@@ -75,6 +76,7 @@ class RunReport:
     left: int
     seconds: float
     rounds: int
+    own_rounds: int
     open_rounds: int
     oldest_seconds: float
     bytes_in: int
@@ -117,13 +119,14 @@ class FormingPart:
 
 @dataclass(frozen=True, slots=True)
 class EndedReport:
-    """A run that ended ``seconds`` ago, and why."""
+    """A run that ended ``seconds`` ago, and why. Its rounds are counted as in RunReport."""
 
     job: str
     title: str
     run_id: str
     world_size: int
     rounds: int
+    own_rounds: int
     seconds: float
     cause: str
 

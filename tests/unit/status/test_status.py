@@ -20,6 +20,7 @@ from reducer.core.measures.ranking import MAX_RANKS
 from reducer.core.surface.numbers import RunReport
 from reducer.server.daemon.status_page import MAX_RUNS, numbers, page
 from reducer.status.amounts import amount, duration
+from reducer.status.redirect import redirect_to
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import as_text
 from reducer_tools.top.rates import Rates, change
@@ -34,8 +35,8 @@ def status(*arguments: str) -> Result:
 def run(**changes: Any) -> dict[str, Any]:
     numbers = {
         "job": "bert", "run_id": "r1", "world_size": 4, "connected": 4, "left": 0, "seconds": 100.0,
-        "rounds": 50, "open_rounds": 0, "bytes_in": 1_000, "bytes_out": 2_000, "lateness": [],
-        "disconnected": [], "waiting": [], "lost": [],
+        "rounds": 50, "own_rounds": 25, "open_rounds": 0, "bytes_in": 1_000, "bytes_out": 2_000,
+        "lateness": [], "disconnected": [], "waiting": [], "lost": [],
     }  # fmt: skip
     found = {**numbers, **changes}
     return {"title": found["job"], **found}
@@ -65,7 +66,7 @@ def test_ranks_without_which_a_run_goes_on_are_named_once() -> None:
 def ended(job: str, run_id: str, seconds: float, cause: str) -> dict[str, Any]:
     return {
         "job": job, "title": job, "run_id": run_id, "world_size": 4, "rounds": 41_200,
-        "seconds": seconds, "cause": cause,
+        "own_rounds": 20_600, "seconds": seconds, "cause": cause,
     }  # fmt: skip
 
 
@@ -87,14 +88,33 @@ def test_a_job_that_has_ended_is_shown_with_the_cause_of_its_last_run() -> None:
     assert text.count(" ended ") == 1, "bert runs again"
 
 
+def test_rounds_of_one_chunk_count_once_and_those_of_a_lost_lane_too() -> None:
+    """Regression: 200 steps of a small model over two reducers were shown as 104 rounds."""
+    small = [run(rounds=104, own_rounds=104), run(rounds=96, own_rounds=96)]
+    again = [run(rounds=200, own_rounds=90), run(rounds=3, own_rounds=2)]
+    for lanes in (small, again):
+        found = summarize({"a:1": answer(lanes[0]), "b:1": answer(lanes[1])})
+        assert found.runs[0].rounds == 200
+
+
+def test_only_the_latest_ended_jobs_have_a_line() -> None:
+    one = answer(run())
+    one["lanes"][0]["report"]["ended"] = [
+        ended(f"j{n}", "r", 60.0 + n, "finished") for n in range(20)
+    ]
+    text = as_text(summarize({"a:1": one}))
+    assert "job 'j0' ended" in text and "job 'j8' ended" not in text
+    assert "and 12 more in the last hour" in text
+
+
 def test_lanes_see_the_same_time_and_their_own_bytes() -> None:
     found = summarize(
         {
             "a:1": answer(
-                run(lateness=[[3, 20.0], [1, 1.0]], rounds=50),
-                run(lateness=[[3, 25.0]], rounds=49, connected=3, seconds=99.0),
+                run(lateness=[[3, 20.0], [1, 1.0]], rounds=50, own_rounds=20),
+                run(lateness=[[3, 25.0]], rounds=49, own_rounds=10, connected=3, seconds=99.0),
             ),
-            "b:1": answer(run(lateness=[[1, 2.0]], open_rounds=2)),
+            "b:1": answer(run(lateness=[[1, 2.0]], own_rounds=20, open_rounds=2)),
         }
     )
     (bert,) = found.runs
@@ -253,6 +273,15 @@ def one_answer(data: bytes, times: int = 1) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         thread.join()
+
+
+def test_a_metrics_port_that_cannot_be_reached_is_named() -> None:
+    there = f"127.0.0.1:{free_port()}"
+    with one_answer(redirect_to(there)) as address:
+        result = status("--addresses", address)
+    assert result.exit_code == 1
+    assert f"Error: {address}: its metrics are at {there}: {there}: Connection" in result.output
+    assert "--metrics-host" in result.output
 
 
 def test_nothing_listens() -> None:

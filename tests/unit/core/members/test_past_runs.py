@@ -10,9 +10,9 @@ PATIENT = 10_000.0
 
 
 def past(lane: SimLane) -> list[tuple[str, int, float, str]]:
-    """(run id, rounds, seconds since the end, cause)."""
+    """(run id, own rounds, seconds since the end, cause)."""
     return [
-        (run["run_id"], run["rounds"], run["seconds"], run["cause"])
+        (run["run_id"], run["own_rounds"], run["seconds"], run["cause"])
         for run in lane.report()["ended"]
     ]
 

@@ -23,8 +23,9 @@ def a_lane(received: int, rounds: int = 0, **of_run: Any) -> LaneReport:
     numbers = replace(ZERO, bytes_in=received, bytes_out=2 * received, rounds=rounds)
     run: dict[str, Any] = {
         "job": "bert", "title": "bert", "run_id": "r", "world_size": 4, "connected": 4, "left": 0,
-        "seconds": 1.0, "rounds": rounds, "open_rounds": 0, "oldest_seconds": 0.0, "bytes_in": 0,
-        "bytes_out": 0, "lateness": [], "disconnected": [], "waiting": [], "lost": [],
+        "seconds": 1.0, "rounds": rounds, "own_rounds": 0, "open_rounds": 0, "bytes_in": 0,
+        "bytes_out": 0, "oldest_seconds": 0.0, "lateness": [], "disconnected": [],
+        "waiting": [], "lost": [],
     }  # fmt: skip
     return replace(
         LANE, jobs={"bert": JobNumbers(numbers, 4)}, runs=[RunReport(**{**run, **of_run})]
