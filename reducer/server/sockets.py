@@ -9,6 +9,8 @@ import socket
 import struct
 from collections.abc import Iterable
 
+from reducer.cluster.addresses import join_address
+
 logger = logging.getLogger("reducer.server")
 
 BACKLOG = 1024
@@ -20,7 +22,7 @@ LOCAL_SEND_BUFFER = 212_992
 # limit wait in the lane, which counts them.
 UNSENT_IN_KERNEL = 262_144
 _LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
-_METRICS_PREFIX = "open-reduction-server-metrics/"  # `reducer.status.here` looks for it
+_MARK_PREFIX = "open-reduction-server-at/"  # `reducer.status.here` looks for it
 _SO_PASSRIGHTS = 83  # asm-generic/socket.h; Python does not define it
 
 
@@ -110,15 +112,16 @@ def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
     return found
 
 
-def announce_metrics(host: str, port: int) -> socket.socket:
-    """A Unix socket whose abstract name has the address of the metrics port.
+def announce(listener: socket.socket) -> socket.socket:
+    """A Unix socket whose abstract name has the address of the port for workers.
 
     `reducer status` on this machine finds the names of all reducers in /proc/net/unix. Nobody
     listens on the socket. The name goes away with the process, however the process ends.
     """
     marker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(OSError):  # the name is taken: `reducer status ADDRESS` works as well
-        marker.bind(f"\0{_METRICS_PREFIX}{f'[{host}]' if ':' in host else host}:{port}")
+        host, port = listener.getsockname()[:2]
+        marker.bind(f"\0{_MARK_PREFIX}{join_address(host, port)}")
     return marker
 
 

@@ -17,6 +17,14 @@ def amount(size: float) -> str:
     raise AssertionError("unreachable")
 
 
+def counted(count: int, noun: str) -> str:
+    """
+    >>> counted(1, "round"), counted(2_000, "round")
+    ('1 round', '2,000 rounds')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A time as people say it.
 

@@ -23,7 +23,7 @@ from reducer.status.summary import summarize
 _PAGE = "/api/stats"
 _MAX_ANSWER = 16 << 20
 _MAX_AT_ONCE = 32
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_EVERYWHERE = ("0.0.0.0", "[::]")
 
 
 class StatusError(Exception):
@@ -53,21 +53,10 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
     status, body, metrics = _get(address, seconds)
     if metrics:
         try:
-            status, body, _ = _get(_metrics_address(address, metrics), seconds)
+            status, body, _ = _get(metrics, seconds)
         except StatusError as error:
             raise StatusError(f"{address}: its metrics are at {metrics}: {error}") from None
     return _decoded(address, status, body)
-
-
-def _metrics_address(address: str, metrics: str) -> str:
-    """Where the metrics are for the caller, who reaches the reducer at ``address``.
-
-    ``metrics`` is as the reducer says it, so its host may be a loopback or wildcard address.
-    """
-    host, (own, port) = split_address(address)[0], split_address(metrics)
-    if host in _LOOPBACK and own in _LOOPBACK:
-        host = own  # 127.0.0.1 and [::1] are two sockets
-    return f"{host}:{port}"
 
 
 def _get(address: str, seconds: float) -> tuple[int, bytes, str]:
@@ -76,10 +65,13 @@ def _get(address: str, seconds: float) -> tuple[int, bytes, str]:
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=seconds)
     try:
         connection.connect()
-        with _deadline(connection.sock, seconds):
+        sock = connection.sock
+        is_here = sock.getsockname()[0] == sock.getpeername()[0]
+        with _deadline(sock, seconds):
             connection.request("GET", _PAGE)
             with connection.getresponse() as answer:
-                found = answer.status, answer.read(_MAX_ANSWER), redirected_to(answer.headers)
+                metrics = _metrics(host, is_here, redirected_to(answer.headers))
+                found = answer.status, answer.read(_MAX_ANSWER), metrics
     except socket.gaierror as error:
         raise StatusError(f"{address}: {error.strerror}") from None
     except TimeoutError:
@@ -99,6 +91,17 @@ def _get(address: str, seconds: float) -> tuple[int, bytes, str]:
     finally:
         connection.close()
     return found
+
+
+def _metrics(host: str, is_here: bool, told: str) -> str:
+    """Where we find the metrics that a reducer at ``host`` has told of; "" if it has not.
+
+    ``is_here``: the reducer is on this machine, where its metrics may be on another address.
+    """
+    if not told:
+        return ""
+    own, port = split_address(told)
+    return f"{own if is_here and own not in _EVERYWHERE else host}:{port}"
 
 
 @contextlib.contextmanager

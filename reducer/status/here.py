@@ -1,4 +1,4 @@
-"""Finds the metrics ports of the reducers on this machine."""
+"""Finds the reducers on this machine, by their ports for workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reducer.cluster.addresses import join_address
 from reducer.system_files import read_text
 
 # An abstract name begins with a zero byte, which /proc/net/unix shows as @.
-_MARK = "@open-reduction-server-metrics/"  # `reducer.server.sockets.announce_metrics`
+_MARK = "@open-reduction-server-at/"  # `reducer.server.sockets.announce`
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -21,8 +21,8 @@ def find_here() -> list[str]:
 def addresses_in(names: str) -> list[str]:
     """The addresses in the text of /proc/net/unix.
 
-    >>> addresses_in("0: 2 0 0 1 01 9 @open-reduction-server-metrics/0.0.0.0:2223")
-    ['127.0.0.1:2223']
+    >>> addresses_in("0: 2 0 0 1 01 9 @open-reduction-server-at/0.0.0.0:2222")
+    ['127.0.0.1:2222']
     """
     marked = (line.partition(_MARK)[2].strip() for line in names.splitlines())
     return sorted({address for name in marked if (address := _address(name))})

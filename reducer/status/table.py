@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from reducer.columns import aligned
-from reducer.status.amounts import amount, duration
+from reducer.status.amounts import amount, counted, duration
 from reducer.status.late_ranks import RANKS_SHOWN, is_late
 from reducer.status.summary import EndedStatus, RankStatus, ReducerStatus, RunStatus, Summary
 from reducer.status.tables_text import lines_of, more_text
 
+ENDED_SHOWN = 8
 NO_RUN = "no job is running"
 NO_ERRORS: Mapping[str, str] = {}
 
@@ -34,12 +35,15 @@ def as_text(summary: Summary, errors: Mapping[str, str] = NO_ERRORS) -> str:
 
 
 def ended_lines(ended: Sequence[EndedStatus]) -> list[str]:
-    """A line for each job that has ended in the last hour."""
-    return [
+    """A line for each of the jobs that have ended last."""
+    lines = [
         f"job {run.title!r} ended {duration(run.seconds)} ago, at {_clock(run.seconds)}, after "
-        f"{run.rounds:,} rounds of {run.world_size} workers: {run.cause}"
-        for run in ended
+        f"{counted(run.rounds, 'round')} of {counted(run.world_size, 'worker')}: {run.cause}"
+        for run in ended[:ENDED_SHOWN]
     ]
+    if len(ended) > ENDED_SHOWN:
+        lines.append(f"and {len(ended) - ENDED_SHOWN} more in the last hour (--json has them)")
+    return lines
 
 
 def _clock(seconds: float) -> str:
@@ -97,7 +101,7 @@ def run_text(run: RunStatus) -> str:
     if run.joined is not None:
         here = f"{run.joined} of {run.world_size} workers have joined"
         return f" is forming: {here}; absent: {_ranks_text(run.absent)}"
-    told = f"{run.workers} of {run.world_size} workers, {run.rounds:,} rounds"
+    told = f"{run.workers} of {counted(run.world_size, 'worker')}, {counted(run.rounds, 'round')}"
     return f", run {run.run_id!r}: {told} in {duration(run.seconds)}"
 
 

@@ -27,7 +27,7 @@ from reducer.server.daemon.lanes import LaneGroup
 from reducer.server.daemon.status_board import StatusBoard
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
-from reducer.server.sockets import ListenError, announce_metrics, listen, listen_local
+from reducer.server.sockets import ListenError, announce, listen, listen_local
 from reducer.version import PROTOCOL_VERSION
 from reducer.wire.errors import InternalError
 
@@ -111,7 +111,7 @@ class Server:
             )
             metrics = listen(self._options.metrics_host, self._options.metrics_port, "metrics")
             self._admin = Admin(metrics, self._pages())
-            self._marker = announce_metrics(self._options.metrics_host, self._admin.port)
+            self._marker = announce(self._listeners[0])
         except ListenError as error:
             for listener in self._listeners:
                 listener.close()
