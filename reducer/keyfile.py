@@ -158,7 +158,7 @@ def _check_access(path: str, found: os.stat_result) -> None:
     if mode & 0o777 & ~allowed:
         raise KeyFileError(
             f"key file {path} has mode {mode:04o}: others can read or change it. Run chmod 600 "
-            f"{path} (a Kubernetes secret: defaultMode: 0400, and fsGroup for a user other than "
+            f"{path} (a Kubernetes secret: defaultMode: 0440, and fsGroup for a user other than "
             "root), and make a new key if anybody may have read this one"
         )
 

@@ -91,7 +91,7 @@ def test_local_reducers_and_workers() -> None:
     assert [row[-1] for row in rows] == ["0"] * 5
     assert "2 workers, 1 reducer x 1 lane: 127.0.0.1:" in ended.stdout
     assert "# total #wrong: 0" in ended.stdout
-    assert "a ring wins only above" in ended.stdout
+    assert "a ring is faster only above" in ended.stdout
 
 
 # Each takes 4 CPU seconds, and tests/e2e/test_collectives.py compares the sums of all.

@@ -84,7 +84,7 @@ std::optional<Failure> Handshake::check_answer() {
   if (!proven) {
     return unproven(
         "could not prove that it has our key: its key file is another one, or it is no reducer of "
-        "ours (compare sha256sum of both files)");
+        "ours (compare sha256sum of both files; the key of another job never fits)");
   }
   if (load<uint16_t>(raw(answer_) + kAtLane) != lane_ ||
       load<uint16_t>(raw(answer_) + kAtReserved) != 0) {

@@ -52,7 +52,7 @@ class RingComparison:
         measured = f"{size}, measured: {format_seconds(self.measured_seconds)}"
         if self.ring_seconds is None:
             rate = f"{self.ring_wins_above_gbps:.3g} Gbit/s"
-            return [f"{measured}; a ring wins only above {rate} a worker"]
+            return [f"{measured}; a ring is faster only above {rate} a worker"]
         ring = format_seconds(self.ring_seconds)
         lines = []
         if self.model_seconds is not None:
