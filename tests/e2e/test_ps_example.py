@@ -79,13 +79,8 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> tuple[re.Match[s
     raise AssertionError(f"no line {pattern!r}:\n{''.join(lines)}")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param("--steps 1500", marks=pytest.mark.long),
-        "--steps 150 --rate 0.05 --sync_replicas",
-    ],
-)
+@pytest.mark.long  # 49 CPU seconds; test_table_kills.py and test_server_optimizer.py have the same
+@pytest.mark.parametrize("flags", ["--steps 1500", "--steps 150 --rate 0.05 --sync_replicas"])
 def test_a_killed_parameter_server_does_not_end_the_training(flags: str, tmp_path: Path) -> None:
     ports = free_ports(5)
     with running(commands(ports, f"{flags} --checkpoint_dir {tmp_path}")) as tasks:

@@ -22,7 +22,7 @@ from reducer_client.torch.tensors.packing import Packing
 from tests.support.counts import LONG
 from tests.support.simulated_device import DeadlockError, SimulatedDevice
 
-SCHEDULES = 10_000 if LONG else 200
+SCHEDULES = 10_000 if LONG else 80
 SLICE = 16  # bytes
 CALLS = 6
 SIZES = (1, 4, 7, 12)

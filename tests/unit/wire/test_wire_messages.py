@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reducer.wire import messages as m
@@ -22,6 +22,7 @@ from reducer.wire.codes import (
 )
 from reducer.wire.errors import BadFrameError
 from reducer.wire.msgpack_shape import check_shape
+from tests.support.counts import draws
 
 HELLO = m.Hello("job", 1, 4, bytes(16), 0, 2, "run", ((0, 64), (100, 128)))
 
@@ -282,6 +283,7 @@ def test_an_empty_list_or_map_adds_no_depth(innermost: Any, beyond: int) -> None
         check_shape(msgpack.packb(value), MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
 
 
+@settings(max_examples=draws(25, 100))  # drawing costs 0.2 s each
 @given(st.dictionaries(st.text(max_size=20), VALUES, max_size=5))
 def test_any_map_is_a_hello_or_refused(values: dict[str, Any]) -> None:
     data = msgpack.packb(msgpack.unpackb(m.encode(HELLO)) | values)
