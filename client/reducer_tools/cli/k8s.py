@@ -18,6 +18,7 @@ _WITH_WORKERS = ("jobset", "trainer")
 # Options that only some kinds use. With another kind the command refuses them.
 _KINDS_OF = {
     "monitoring_namespace": ("pool",),
+    "registry": ("pool",),
     "workers": _WITH_WORKERS,
     "worker_image": _WITH_WORKERS,
     "gpus": _WITH_WORKERS,
@@ -73,6 +74,13 @@ def command() -> None:
     "--monitoring-namespace",
     default="",
     help="Only for a pool: namespace of the Prometheus that may scrape the reducers.",
+)
+@click.option(
+    "--registry",
+    metavar="SIZE",
+    default="",
+    help="Only for a pool: size of a volume for each reducer's registry, such as 1Gi. Elastic jobs "
+    "and tables need a registry.",
 )
 @click.option("--workers", default=4, show_default=True, help="Number of workers; not for a pool.")
 @click.option(

@@ -124,7 +124,7 @@ def _torchrun(workers: Workers) -> list[Manifest]:
 
 
 def _network_policy(reducers: Reducers, metadata: Manifest) -> Manifest:
-    """Allow connections from pods of this JobSet, and none from reducers, which open none."""
+    """Allow connections from pods of this JobSet."""
     own = {_JOBSET_LABEL: reducers.name}
     peer = {"podSelector": {"matchLabels": own}}
     return network_policy(metadata, {**own, _PART_LABEL: REDUCERS}, [(peer, PORT)])

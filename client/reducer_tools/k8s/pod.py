@@ -10,6 +10,8 @@ from reducer_tools.k8s.settings import METRICS_PORT, PORT, USER, Reducers
 Manifest = dict[str, Any]
 
 _KEY_FOLDER = "/etc/reducer"
+REGISTRY_FOLDER = "/var/lib/reducer"
+REGISTRY_VOLUME = "registry"
 # The file belongs to root and the pod's group can read it, which reducer.keyfile accepts.
 _KEY_MODE = 0o440
 
@@ -74,8 +76,17 @@ def _container(reducers: Reducers, settings: dict[str, str]) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        **key_mounts(reducers),
+        **_mounts(reducers),
     }
+
+
+def _mounts(reducers: Reducers) -> Manifest:
+    """The fields of a reducer's container that mount the key and the registry, if there are any."""
+    found = key_mounts(reducers)
+    if not reducers.registry:
+        return found
+    folder = {"name": REGISTRY_VOLUME, "mountPath": REGISTRY_FOLDER}
+    return {"volumeMounts": [*found.get("volumeMounts", []), folder]}
 
 
 def _environment(reducers: Reducers, settings: dict[str, str]) -> list[Manifest]:
@@ -117,7 +128,15 @@ def indexed_job(name: str, pods: int, backoff_limit: int, pod: Manifest, **more:
 def network_policy(
     metadata: Manifest, labels: dict[str, str], ports_by_peer: list[tuple[Manifest, int]]
 ) -> Manifest:
-    """Admit each of these peers to a port of the pods with ``labels``, which open no connection."""
+    """Admit each of these peers to a port of the pods with ``labels``.
+
+    The pods also admit each other, and open connections to each other alone: a table's primary
+    sends its changes to a backup, and a status page asks the other reducers. For that the pods look
+    names up.
+    """
+    each_other = {"podSelector": {"matchLabels": labels}}
+    between = [{"protocol": "TCP", "port": port} for port in (PORT, METRICS_PORT)]
+    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -128,8 +147,9 @@ def network_policy(
             "ingress": [
                 {"from": [peer], "ports": [{"protocol": "TCP", "port": port}]}
                 for peer, port in ports_by_peer
-            ],
-            "egress": [],
+            ]
+            + [{"from": [each_other], "ports": between}],
+            "egress": [{"to": [each_other], "ports": between}, {"ports": names}],
         },
     }
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from reducer_tools.k8s.pod import Manifest, network_policy, pod_template
+from reducer_tools.k8s.pod import (
+    REGISTRY_FOLDER,
+    REGISTRY_VOLUME,
+    Manifest,
+    network_policy,
+    pod_template,
+)
 from reducer_tools.k8s.settings import METRICS_PORT, PORT, Reducers
 
 DEFAULT_NAMESPACE = "default"
@@ -77,9 +83,35 @@ def _stateful_set(reducers: Reducers) -> Manifest:
             "podManagementPolicy": "Parallel",
             "minReadySeconds": 10,
             "selector": {"matchLabels": _labels(reducers)},
-            "template": pod_template(reducers, _labels(reducers), {}),
+            "template": pod_template(reducers, _labels(reducers), _environment(reducers)),
+            **_registry_claims(reducers),
         },
     }
+
+
+def _environment(reducers: Reducers) -> dict[str, str]:
+    """The addresses of all reducers, for their status pages, and the file of the registry.
+
+    Each reducer keeps a registry, and workers use the one of the first reducer.
+    """
+    found = {"REDUCER_ADDRS": ",".join(addresses(reducers))}
+    return found | (
+        {"REDUCER_REGISTRY_FILE": f"{REGISTRY_FOLDER}/registry"} if reducers.registry else {}
+    )
+
+
+def _registry_claims(reducers: Reducers) -> Manifest:
+    """The fields of the StatefulSet that give each reducer a volume for the registry."""
+    if not reducers.registry:
+        return {}
+    claim = {
+        "metadata": {"name": REGISTRY_VOLUME},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": reducers.registry}},
+        },
+    }
+    return {"volumeClaimTemplates": [claim]}
 
 
 def _disruption_budget(reducers: Reducers) -> Manifest:
@@ -92,10 +124,7 @@ def _disruption_budget(reducers: Reducers) -> Manifest:
 
 
 def _network_policy(reducers: Reducers) -> Manifest:
-    """Allow connections from pods of this namespace with the label of a worker.
-
-    Reducers may open no connections, and need none.
-    """
+    """Allow connections from pods of this namespace with the label of a worker."""
     workers = {"podSelector": {"matchLabels": {"reducer-pool": reducers.name}}}
     ports_by_peer: list[tuple[Manifest, int]] = [(workers, PORT)]
     if reducers.monitoring_namespace:

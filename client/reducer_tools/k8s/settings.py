@@ -14,6 +14,7 @@ METRICS_PORT = 2223
 USER = 10001
 MIB = 1 << 20
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_STORAGE = re.compile(r"[1-9][0-9]*(?:Mi|Gi|Ti)")
 # Pods have this name with a suffix, and a host name has at most 63 characters.
 _MAX_NAME = 40
 
@@ -39,6 +40,7 @@ class Reducers:
     key_secret: str = ""
     insecure: bool = False
     monitoring_namespace: str = ""
+    registry: str = ""  # size of the volume for the registry; "": no registry
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -47,6 +49,10 @@ class Reducers:
                 _check_name(what, getattr(self, what))
         for what in ("replicas", "cpus"):
             _check_count(what, getattr(self, what))
+        if self.registry and not _STORAGE.fullmatch(self.registry):
+            raise SettingsError(
+                f"registry: got {self.registry!r}; expected the size of a volume, such as 1Gi"
+            )
         if self.memory < MIB:
             raise SettingsError(f"memory: got {self.memory} bytes; expected at least 1MiB")
         if bool(self.key_secret) == self.insecure:

@@ -236,8 +236,10 @@ def test_a_pool_has_a_name_for_each_reducer() -> None:
 def test_metrics_are_open_to_those_who_are_named_alone() -> None:
     closed = rendered(*POOL)
     assert not [manifest for manifest in closed if manifest["kind"] == "ServiceMonitor"]
-    (rule,) = of_kind("NetworkPolicy", closed)["spec"]["ingress"]
-    assert [entry["port"] for entry in rule["ports"]] == [2222]
+    workers, each_other = of_kind("NetworkPolicy", closed)["spec"]["ingress"]
+    assert [entry["port"] for entry in workers["ports"]] == [2222]
+    labels = of_kind("NetworkPolicy", closed)["spec"]["podSelector"]
+    assert each_other["from"] == [{"podSelector": labels}]
     opened = rendered(*POOL, "--monitoring-namespace", "watch")
     monitor, service = of_kind("ServiceMonitor", opened), of_kind("Service", opened)
     labels = service["metadata"]["labels"]
@@ -245,8 +247,42 @@ def test_metrics_are_open_to_those_who_are_named_alone() -> None:
     assert labels[monitor["spec"]["jobLabel"]] == "reducer", "the alerts need this value of `job`"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
-    _, rule = of_kind("NetworkPolicy", opened)["spec"]["ingress"]
+    _, rule, _ = of_kind("NetworkPolicy", opened)["spec"]["ingress"]
     assert [entry["port"] for entry in rule["ports"]] == [2223]
+
+
+@pytest.mark.parametrize("arguments", [POOL, JOBSET], ids=lambda found: found[1])
+def test_reducers_may_connect_to_each_other_and_to_nobody_else(arguments: tuple[str, ...]) -> None:
+    """Regression: the policy kept the primary of a table from its backup."""
+    spec = of_kind("NetworkPolicy", rendered(*arguments))["spec"]
+    each_other, names = spec["egress"]
+    assert each_other["to"] == [{"podSelector": spec["podSelector"]}]
+    assert {entry["port"] for entry in each_other["ports"]} == {2222, 2223}
+    assert each_other["ports"] == spec["ingress"][-1]["ports"]
+    assert {(entry["protocol"], entry["port"]) for entry in names["ports"]} == {
+        ("UDP", 53), ("TCP", 53)
+    }  # fmt: skip
+
+
+def test_a_pool_keeps_a_registry_where_the_image_may_write() -> None:
+    manifests = rendered(*POOL, "--registry", "1Gi")
+    for manifest in manifests:
+        check(manifest)
+    pool = of_kind("StatefulSet", manifests)["spec"]
+    (claim,) = pool["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    (container,) = pool["template"]["spec"]["containers"]
+    folders = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    found = serve_options.load({}, env=variables(container)).config
+    assert found.registry == folders[claim["metadata"]["name"]] + "/registry"
+    assert folders["key"] + "/key" == found.key_file
+
+
+def test_the_reducers_of_a_pool_know_each_other() -> None:
+    manifests = rendered(*POOL, "--replicas", "3")
+    (container,) = of_kind("StatefulSet", manifests)["spec"]["template"]["spec"]["containers"]
+    told = of_kind("ConfigMap", manifests)["data"]["REDUCER_ADDRS"]
+    assert variables(container)["REDUCER_ADDRS"] == told
 
 
 @pytest.mark.parametrize("arguments", [JOBSET, TRAINER], ids=lambda found: found[1])
