@@ -41,6 +41,7 @@ class Peers:
     """
 
     def __init__(self, metrics_host: str) -> None:
+        self._named = _named()[:MAX_PEERS]
         self._on_loopback = serve_options.is_loopback(metrics_host)
         self._thread = ThreadPoolExecutor(1)  # not the thread that makes pages for probes
         self._asking: asyncio.Future[Answers] | None = None
@@ -54,18 +55,18 @@ class Peers:
 
         ``runs``: the runs of this reducer. If the answers take too long, the last ones count.
         """
-        if self._asking is None:
-            loop = asyncio.get_running_loop()
-            self._asking = loop.run_in_executor(self._thread, self._ask, runs)
-        await asyncio.wait({self._asking}, timeout=_LOOK_SECONDS)
-        if self._asking.done():
-            self._last, self._asking = self._asking.result(), None
+        loop = asyncio.get_running_loop()
+        asking = self._asking or loop.run_in_executor(self._thread, self._ask, runs)
+        self._asking = asking
+        await asyncio.wait({asking}, timeout=_LOOK_SECONDS)
+        if asking.done():
+            self._asking = None
+            self._last = asking.result()
         return self._last
 
     def _ask(self, runs: Runs) -> Answers:
-        named = _named()
-        if named:
-            return Answers(*ask_all(named[:MAX_PEERS], _ANSWER_SECONDS))
+        if self._named:
+            return Answers(*ask_all(self._named, _ANSWER_SECONDS))
         here = find_here()[:MAX_PEERS] if self._on_loopback and runs else []
         found = ask_all(here, _ANSWER_SECONDS)[0] if here else {}
         return Answers({at: stats for at, stats in found.items() if runs & runs_of(stats)})
