@@ -20,6 +20,9 @@ INSTALL = $(BIN)/python -m pip install --no-build-isolation --no-compile -c cons
     $(if $(wildcard $@),--quiet)
 # Without MAKEFLAGS: ninja would look for make's job server, find it closed, and print an error.
 PIP = MAKEFLAGS= $(INSTALL)
+# The pip of $(PYTHON), where there is one, gives the environment its own in a third of the time.
+NEW_VENV = $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV) install \
+    --quiet --no-compile -c constraints.txt pip 2> /dev/null || $(PYTHON) -m venv $(VENV)
 # The same, with a line for each part that takes time. $(1): what is installed.
 SHOW = MAKEFLAGS= $(PYTHON) tests/progress.py "$(1)" $(INSTALL)
 # An editable install finds only the packages that were there when it was made.
@@ -62,7 +65,7 @@ venv: ## Make or refresh .venv with the project in it
 $(CMAKE): pyproject.toml constraints.txt
 	@tests/machine.sh install build
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || \
-	    $(PYTHON) tests/progress.py "Python environment $(VENV)" $(PYTHON) -m venv $(VENV)
+	    $(PYTHON) tests/progress.py "Python environment $(VENV)" sh -c "$(NEW_VENV)"
 	@$(call SHOW,build tools) --upgrade cmake nanobind ninja pip scikit-build-core
 	@touch $@
 
@@ -77,11 +80,11 @@ $(DEMO): $(CMAKE)
 	@touch $@
 
 # For the demo, in a third of the time: without mypyc, so that the reducers' core is interpreted, and
-# with a client that is optimized less.
+# without optimization.
 $(QUICK): $(CMAKE) $(NATIVE) $(PACKAGES)
 	@$(call SHOW,client and kernels) --verbose --no-deps -C build-dir=build/quick \
-	    -C cmake.build-type=None -C cmake.define.CMAKE_CXX_FLAGS="-O1 -DNDEBUG" \
-	    -C cmake.define.CMAKE_C_FLAGS="-O1 -DNDEBUG" -C cmake.define.ORS_MYPYC=OFF \
+	    -C cmake.build-type=None -C cmake.define.CMAKE_CXX_FLAGS="-O0 -DNDEBUG" \
+	    -C cmake.define.CMAKE_C_FLAGS="-O0 -DNDEBUG" -C cmake.define.ORS_MYPYC=OFF \
 	    -C cmake.define.ORS_ENGINE_PARTS=OFF -e .
 	@touch $@
 

@@ -31,7 +31,7 @@ def _rate(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @click.option("--workers", type=click.IntRange(2, 64), default=4, help="Number of workers.")
 @click.option("--reducers", type=click.IntRange(1, 64), default=4, help="Number of reducers.")
-@click.option("--steps", type=click.IntRange(10, 10_000), default=20, help="Steps of each run.")
+@click.option("--steps", type=click.IntRange(10, 10_000), default=15, help="Steps of each run.")
 @click.option("--rate", callback=_rate, default="100mbit", help="Rate of each NIC, as tc takes it.")
 @click.option("--loopback", is_flag=True, help="Use loopback only, not hosts with limited NICs.")
 def command(out: Path, workers: int, reducers: int, steps: int, rate: str, loopback: bool) -> None:
