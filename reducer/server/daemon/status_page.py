@@ -53,7 +53,8 @@ def numbers(address: str, snapshot: Snapshot, peers: Answers = ALONE) -> dict[st
     """Returns what /api/status shows: the lanes of all reducers combined, long lists cut."""
     own = snapshot.as_json()
     name = next((peer for peer, found in peers.stats.items() if _is_same(found, own)), address)
-    summary = summarize({**peers.stats, name: own})
+    others = {at: found for at, found in peers.stats.items() if not _is_same(found, own)}
+    summary = summarize({name: own, **others})
     (reducer,) = (each for each in summary.reducers if each.address == name)
     return {
         "address": address,

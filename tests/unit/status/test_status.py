@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from reducer.cli import main
 from reducer.core.measures.ranking import MAX_RANKS
 from reducer.core.surface.numbers import RunReport
+from reducer.server.daemon.peers import Answers
 from reducer.server.daemon.status_page import MAX_RUNS, numbers, page
 from reducer.status.amounts import amount, duration
 from reducer.status.redirect import redirect_to
@@ -166,6 +167,14 @@ def test_the_page_is_told_no_more_than_it_shows() -> None:
     assert (len(found["runs"]), found["more_runs"]) == (MAX_RUNS, 6)
     assert [rank["rank"] for rank in found["runs"][0]["ranks"]] == [*range(99, 99 - MAX_RANKS, -1)]
     assert f"const MAX_RANKS = {MAX_RANKS};" in page().body.decode()
+
+
+def test_a_reducer_with_two_addresses_is_on_its_page_once() -> None:
+    own = snapshot_of(SimLane().lane_report())
+    twice = Answers({"x:1": own.as_json(), "y:1": own.as_json()})
+    found = numbers("a:1", own, twice)
+    assert [reducer["address"] for reducer in found["reducers"]] == ["x:1"]
+    assert (found["address"], found["reducer"]["address"]) == ("a:1", "x:1")
 
 
 def test_two_runs_of_one_job_are_two() -> None:
