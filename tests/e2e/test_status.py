@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from reducer import keyfile
 from reducer.status.here import addresses_in, find_here
+from reducer_client import connect
 from tests.support.cluster import Daemon, run_cli
 from tests.support.ranks import Tell, join, start_ranks
 from tests.support.wait import wait_until
@@ -146,3 +148,16 @@ def test_a_marker_names_an_address_that_can_be_asked() -> None:
     names = f"{mark}not an address\n{mark}red:99\n{mark}10.0.0.0:7\n{mark}evil.example:80\n"
     names += f"{mark}0.0.0.0:2223\n{mark}[::]:2224\n{mark}10.0.0.1:9\nx: 1 @other\n{mark}10.0.0.1:9"
     assert addresses_in(names) == ["10.0.0.0:7", "10.0.0.1:9", "127.0.0.1:2223", "[::1]:2224"]
+
+
+@pytest.mark.parametrize("count", [2, 1 << 20], ids=["one chunk", "many chunks"])
+def test_each_round_is_the_own_round_of_one_lane(count: int, job: str) -> None:
+    with Daemon(lanes=2) as one, Daemon() as other:
+        group = connect([one.address, other.address], job=job, rank=0, world_size=1)
+        with group:
+            for number in range(12):
+                group.all_reduce(np.ones(count, np.float32), key=f"k{number}").wait()
+            lanes = [lane for daemon in (one, other) for lane in daemon.stats()["lanes"]]
+            rounds = [run["own_rounds"] for lane in lanes for run in lane["report"]["runs"]]
+    assert sum(rounds) == 12
+    assert len(rounds) == 3 and max(rounds) < 12
