@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from reducer.columns import aligned
-from reducer.status.amounts import amount, duration
+from reducer.status.amounts import amount, counted, duration
 from reducer.status.late_ranks import RANKS_SHOWN
 from reducer.status.tables import WAITING_SECONDS, LateWorker, TableStatus
 
@@ -49,7 +49,7 @@ def title(job: str, run_id: str, tables: Sequence[TableStatus]) -> str:
     count = min(table.workers for table in tables)
     lost = sorted({worker for table in tables for worker in table.lost})
     gone = f"; lost: {_workers(lost)}" if lost else ""
-    return f"tables of job {job!r}{run}: {count} worker{'' if count == 1 else 's'}{gone}"
+    return f"tables of job {job!r}{run}: {counted(count, 'worker')}{gone}"
 
 
 def lines_of(tables: Sequence[TableStatus]) -> Iterator[str]:
@@ -90,7 +90,7 @@ def now_text(table: TableStatus) -> str:
     if not table.ready:
         texts.append("waits for its first values")
     if table.absent:
-        texts.append(f"waits for {table.absent} more worker{'' if table.absent == 1 else 's'}")
+        texts.append(f"waits for {counted(table.absent, 'more worker')}")
     texts += _late_texts(table)
     texts += _backup_texts(table)
     if table.spoilt:
@@ -99,7 +99,7 @@ def now_text(table: TableStatus) -> str:
 
 
 def more_text(more: int) -> str:
-    return f"and {more:,} more table{'' if more == 1 else 's'}"
+    return f"and {counted(more, 'more table')}"
 
 
 def _late_texts(table: TableStatus) -> Iterator[str]:
@@ -113,7 +113,7 @@ def _late_texts(table: TableStatus) -> Iterator[str]:
     if behind := [each for each in table.late if each.behind]:
         clocks = max(each.behind for each in behind)
         names = _workers([each.worker for each in behind])
-        yield f"pulls wait for {names}, {clocks:,} clock{'' if clocks == 1 else 's'} behind"
+        yield f"pulls wait for {names}, {counted(clocks, 'clock')} behind"
     if excluded := [each for each in table.late if each.share]:
         shown = ", ".join(_share(each) for each in excluded[:RANKS_SHOWN])
         more = len(excluded) - RANKS_SHOWN
