@@ -71,7 +71,7 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
 
 
 def test_a_page_shows_all_reducers_of_the_job_and_who_does_not_answer() -> None:
-    """Both ways of finding reducers: those of this machine that share a run, and by name."""
+    """The page finds reducers in two ways: a shared run on this machine, or their names."""
     with Daemon() as stranger, Daemon() as other, Daemon() as daemon, looking_at(daemon) as browser:
         with at_work(daemon, "both", more=[other.address]):
             rates = r"● serves\s+[\d.]+ [kM]B/s"

@@ -129,7 +129,7 @@ def _sums(snapshot: Snapshot) -> _Sums:
 
 
 def _waits(run: RunReport) -> dict[int, float]:
-    """The seconds waited for each rank, with those of the oldest round that waits for it now."""
+    """How long the others waited for each rank, the oldest round that waits for it now included."""
     found = {int(rank): float(seconds) for rank, seconds in run.lateness}
     now: dict[int, float] = {}
     for waiting in run.waiting:

@@ -34,7 +34,7 @@ class Answers:
 
 
 class Peers:
-    """The reducers that the environment names, else those of this machine that share a run.
+    """The reducers that the environment names, else this machine's reducers that share a run.
 
     The second way is for a page that only this machine can read: the machine's other reducers may
     belong to someone else.
