@@ -33,14 +33,15 @@ def main() -> None:
 
 def format_table(runs: Runs, names: Sequence[str]) -> str:
     """A table with one line per method; values are means over the seeds."""
-    lines = [f"{'method':22}{'KB/step':>9}{'saved':>8}{'accuracy':>10}{'ms/step':>9}"]
+    width = max(len(name) for name in ("method", *names))
+    lines = [f"{'method':{width}}{'KB/step':>10}{'saved':>8}{'accuracy':>10}{'ms/step':>9}"]
     whole = runs[0][names[0]]
     for name in names:
         first = runs[0][name]
         accuracy = statistics.fmean(of[name].accuracy for of in runs)
         step = statistics.fmean(of[name].seconds / of[name].steps for of in runs)
         lines.append(
-            f"{name:22}{first.bytes_moved / first.steps / 1e3:>9.1f}"
+            f"{name:{width}}{first.bytes_moved / first.steps / 1e3:>10.1f}"
             f"{whole.bytes_moved / first.bytes_moved:>7.1f}x{accuracy:>10.2%}{step * 1e3:>9.1f}"
         )
     return "\n".join(lines)

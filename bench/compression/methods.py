@@ -44,6 +44,13 @@ METHODS: dict[str, Attach] = {
     "e3m0 both ways": partial(
         attach, wire_dtype=Quantized("e3m0", down="same"), error_feedback=True
     ),
+    "int8 both ways stochastic": partial(
+        attach, wire_dtype=Quantized("int8", down="same", rounding="stochastic")
+    ),
+    "e3m0 both ways stochastic": partial(
+        attach, wire_dtype=Quantized("e3m0", down="same", rounding="stochastic")
+    ),
+    "e3m0 both ways without feedback": partial(attach, wire_dtype=Quantized("e3m0", down="same")),
     "top 1%": attach_topk,
     "top 1% bfloat16": partial(attach_topk, value_dtype="bfloat16"),
     "top 0.2% bfloat16": partial(attach_topk, ratio=0.002, value_dtype="bfloat16"),

@@ -1,4 +1,4 @@
-"""DDP with a quantised wire: the hook's residuals, in every bucket layout and in a checkpoint."""
+"""Residuals of a quantised wire: of DDP's hook, in every bucket layout, and of Overlap."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client import Group
-from reducer_client.torch import ReductionState, attach
-from tests.support.ranks import run_ranks
+from reducer_client.torch import Overlap, ReductionState, attach
+from tests.support.ranks import join, run_ranks
 from tests.support.torch_ranks import gloo_and_group
 
 STEPS = 12
@@ -50,7 +50,7 @@ def _sums(rank: int, world: int, addresses: list[str], job: str, store: str) -> 
                         assert parameter.grad is not None
                         total[which] += parameter.grad
                 if step == STEPS // 2:
-                    state = _reloaded(state, model)
+                    _reload(state)
             lost = sum((total[0] - total[1]).square().sum() for total in totals)
             errors[name] = float(lost / sum(total[1].square().sum() for total in totals)) ** 0.5
             kept = state.state_dict()["residuals"]
@@ -65,7 +65,7 @@ def _sums(rank: int, world: int, addresses: list[str], job: str, store: str) -> 
         return errors
 
 
-def _reloaded(state: ReductionState, model: DistributedDataParallel) -> ReductionState:
+def _reload(state: ReductionState) -> None:
     """As after a restart from a checkpoint."""
     buffer = io.BytesIO()
     torch.save(state.state_dict(), buffer)
@@ -74,13 +74,71 @@ def _reloaded(state: ReductionState, model: DistributedDataParallel) -> Reductio
     if state.feedback is not None:
         state.feedback.load_state_dict({})  # what was kept is lost
     state.load_state_dict(saved)
-    return state
 
 
 def test_error_feedback_makes_up_for_rounding_in_later_steps(
     addresses: list[str], job: str, tmp_path: Any
 ) -> None:
     for errors in run_ranks(2, _sums, addresses, job, str(tmp_path / "store")):
+        assert errors["on"] < errors["off"] / 2, errors
+
+
+class Dot(nn.Module):
+    """Its gradient is its input, whatever its weight."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, inputs: Any) -> Any:
+        return self.weight @ inputs
+
+
+class Dots(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dots = nn.ModuleList(Dot(size) for size in (300, 5, 700))
+
+    def forward(self, inputs: Any) -> Any:
+        return sum(
+            dot(part) for dot, part in zip(self.dots, inputs.split((300, 5, 700)), strict=True)
+        )
+
+
+def _inputs(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(1005, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _moved(rank: int, world: int, addresses: list[str], job: str) -> dict[str, float]:
+    """How far the weights of an Overlap are from the sum of all gradients of STEPS steps."""
+    inputs = [_inputs(r, step) for r in range(world) for step in range(STEPS)]
+    exact = torch.stack(inputs).sum(0) / world
+    errors = {}
+    with join(rank, world, addresses, job) as group:
+        for name, feedback in (("off", False), ("on", True)):
+            model = Dots()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            overlap = Overlap(
+                model, optimizer, group, bucket_cap_mb=0.001, wire_dtype="e3m0",
+                error_feedback=feedback,
+            )  # fmt: skip
+            with overlap:
+                for step in range(STEPS):
+                    optimizer.zero_grad()
+                    model(_inputs(rank, step)).backward()
+                    optimizer.step()
+                    if step == STEPS // 2:
+                        overlap.synchronize()
+                        _reload(overlap.state)
+            kept = overlap.state.state_dict()["residuals"]
+            assert set(kept) == ({n for n, _ in model.named_parameters()} if feedback else set())
+            moved = torch.cat([p.detach() for p in model.parameters()])
+            errors[name] = float((moved + exact).norm() / exact.norm())
+    return errors
+
+
+def test_error_feedback_of_an_overlap(addresses: list[str], job: str) -> None:
+    for errors in run_ranks(2, _moved, addresses, job):
         assert errors["on"] < errors["off"] / 2, errors
 
 

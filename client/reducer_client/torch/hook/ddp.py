@@ -8,7 +8,7 @@ After a failure ``backward()`` raises a RuntimeError with the text of the error,
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,11 +142,13 @@ class ReductionState:
         elif saved["residuals"]:
             raise ValueError("residuals were saved: expected a state with error_feedback")
 
-    def residual(self, bucket: Any) -> torch.Tensor | None:
-        """The residuals of a bucket in host memory, if it has any."""
-        if self.feedback is None or bucket.buffer().dtype is not torch.float32:
+    def residual(
+        self, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> torch.Tensor | None:
+        """The residuals of these parameters' flat gradients in host memory, if there are any."""
+        if self.feedback is None or flat.dtype is not torch.float32:
             return None
-        return self.feedback.row(bucket.parameters())
+        return self.feedback.row(parameters)
 
     def submit(
         self,
@@ -190,7 +192,8 @@ def all_reduce_hook(
     Buckets are float32, float64, float16 or bfloat16, on the CPU or a CUDA device. Raises TypeError
     for sparse gradients.
     """
-    return average(state, take(state, bucket), bucket.index(), state.residual(bucket))
+    flat = take(state, bucket)
+    return average(state, flat, bucket.index(), state.residual(flat, bucket.parameters()))
 
 
 def take(state: ReductionState, bucket: Any) -> torch.Tensor:

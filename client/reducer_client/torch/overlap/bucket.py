@@ -54,7 +54,8 @@ class Bucket:
         self._missing = len(self.parameters)
         if self._filled is not None:  # by the stream of backward(), which is not this thread's
             torch.cuda.current_stream(self._flat.device).wait_event(self._filled)
-        self._exchange = average(state, self._flat, self.index)
+        residual = state.residual(self._flat, self.parameters)
+        self._exchange = average(state, self._flat, self.index, residual)
         self._exchange.add_done_callback(lambda _: on_end(self))
 
     def end(self) -> None:

@@ -57,7 +57,11 @@ class Overlap:
         prioritize: send the gradients that the next forward pass needs first before others, as far
             as backward() has not sent them already.
         wire_dtype: the dtype in which float32 gradients are sent, as for `Group.all_reduce`, such
-            as ``"bfloat16"``. There is no error feedback for quantised ones.
+            as ``"bfloat16"``.
+        error_feedback: with a quantised ``wire_dtype``, add what rounding keeps back to the next
+            gradients of the same parameter. Call `synchronize` and save ``state.state_dict()`` of
+            every rank in each checkpoint. The residuals take as much memory, on the host, as the
+            gradients.
         timeout: timeout of a bucket, in seconds or a timedelta, as for `attach`.
         prefix: prefix of the keys of the buckets, as for `attach`.
         per_parameter: says that an optimizer that is not torch's own updates each parameter from
@@ -84,6 +88,7 @@ class Overlap:
         bucket_cap_mb: float = 1,
         prioritize: bool = True,
         wire_dtype: WireDtype | None = None,
+        error_feedback: bool = False,
         timeout: Timeout | None = None,
         prefix: str | None = None,
         per_parameter: bool = False,
@@ -99,7 +104,12 @@ class Overlap:
         self._memory = [(name, p, p.data_ptr()) for name, p in named]
         prefix = prefix or f"overlap{next_number(group)}"
         self.state = ReductionState(
-            group, wire_dtype=wire_dtype, prioritize=prioritize, timeout=timeout, prefix=prefix
+            group,
+            wire_dtype=wire_dtype,
+            error_feedback=model if error_feedback else None,
+            prioritize=prioritize,
+            timeout=timeout,
+            prefix=prefix,
         )
         share(group, model, prefix)
         self._order = ForwardOrder(model, [parameter for _, parameter in named])
