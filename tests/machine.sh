@@ -3,6 +3,7 @@
 #
 #   tests/machine.sh install build   install what `make venv` and `make demo` lack
 #   tests/machine.sh install test    install what `make test` lacks, too
+#   tests/machine.sh install nightly the same for `make nightly`
 #   tests/machine.sh complete test   exit 0 where nothing is missing; print nothing
 #
 # `install` needs apt-get, and root or sudo. Elsewhere it prints the command that root has to run.
@@ -24,7 +25,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
 helper() { test -e "/usr/lib/podman/$1" || test -e "/usr/libexec/podman/$1"; }
 browser() { has chromium-headless-shell || has chromium || has chromium-browser; }
 
-# Stage, probe, Debian package, the part that needs the package.
+# Stage, probe, Debian package, the part that needs the package. A stage needs those before it, too.
 list() {
     cat << END
 build|recent|$named|Python 3.11 or later (make PYTHON=python3.12 ...)
@@ -47,14 +48,18 @@ test|has podman|podman|images
 test|helper aardvark-dns|aardvark-dns|images
 test|helper netavark|netavark|images
 test|has runc|runc|images
+nightly|has aarch64-linux-gnu-g++|g++-aarch64-linux-gnu|the tests for aarch64
+nightly|has qemu-aarch64-static|qemu-user-static|the tests for aarch64
 END
 }
 
-# The rows of a stage, "test" or "build", whose probe fails.
+# The rows of a stage whose probe fails.
 missing() {
-    local stage probe package reason
+    local stage probe package reason wanted=build
+    [[ $1 == build ]] || wanted+=" test"
+    [[ $1 != nightly ]] || wanted+=" nightly"
     while IFS='|' read -r stage probe package reason; do
-        [[ $1 == build && $stage == test ]] || eval "$probe" || echo "$stage|$package|$reason"
+        [[ " $wanted " != *" $stage "* ]] || eval "$probe" || echo "$stage|$package|$reason"
     done < <(list)
 }
 
@@ -101,7 +106,7 @@ install() {
 }
 
 case "${1:-} ${2:-}" in
-    "install build" | "install test") install "$2" ;;
+    "install build" | "install test" | "install nightly") install "$2" ;;
     "complete build" | "complete test") [[ -z $(missing "$2") ]] ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

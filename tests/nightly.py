@@ -67,6 +67,30 @@ def _other_pythons() -> list[Path]:
     return [python for python in others if python is not None]
 
 
+def _aarch64() -> str:
+    """C and C++ for aarch64, in an emulator; the workers' reducers run on this machine.
+
+    Without the tests of waiting times, which an emulator exceeds, and without TLS, for which the
+    emulated system has no OpenSSL.
+    """
+    folder = ROOT / "build" / "aarch64"
+    emulator = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu")
+    worker = f"{' '.join(emulator)} {folder}/engine/tests/engine_worker"
+    return f"""
+        tests/machine.sh install nightly
+        cmake -G Ninja -S reducer/native -B {folder} -DORS_NATIVE_TESTS=ON \\
+            -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \\
+            -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \\
+            -DCMAKE_CROSSCOMPILING_EMULATOR='{";".join(emulator)}' \\
+            -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS='-O2 -DNDEBUG' -DCMAKE_CXX_FLAGS='-O2 -DNDEBUG'
+        cmake --build {folder}
+        ctest --test-dir {folder} --output-on-failure --exclude-regex waiting
+        printf '#!/bin/sh\\nexec {worker} "$@"\\n' > {folder}/worker
+        chmod +x {folder}/worker
+        python -m tests.support.engine_worker {folder}/worker open psk
+    """
+
+
 def parts() -> dict[str, Part]:
     """The parts by name, in the order in which they run."""
     no_native = "REDUCER_NO_NATIVE=1 " + _pip("--no-deps -e .")
@@ -98,6 +122,7 @@ def parts() -> dict[str, Part]:
         },
         "tidy": Part("clang-tidy over C and C++", "make tidy"),
         "sanitize": Part("C and C++ under ASan, UBSan, TSan", "make sanitize"),
+        "aarch64": Part("C and C++ on another kind of processor, emulated", _aarch64()),
         "nccl": Part("the plugin under real NCCL", "make test-nccl"),
         "frameworks": Part("Keras, TensorFlow, JAX, Lightning ...", "make test-frameworks"),
         "outside": Part("the tests of others on real reducers", "python -m tests.outside"),

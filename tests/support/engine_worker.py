@@ -1,4 +1,8 @@
-"""Runs a C++ worker against real reducers: `python -m tests.support.engine_worker PROGRAM`."""
+"""Runs a C++ worker against real reducers.
+
+`python -m tests.support.engine_worker PROGRAM [MODE ...]`: a mode is how reducers and workers
+prove who they are: open, psk or tls. By default all three.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import base64
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tests.support.certs import Authority
@@ -15,7 +20,7 @@ WORLD, ROUNDS = "3", "20"
 KEY = "a key of printable letters, 36 bytes"
 
 
-def run(program: str, mode: str, *flags: str, key: str = "", files: tuple[str, ...] = ()) -> int:
+def _run(program: str, mode: str, *flags: str, key: str = "", files: tuple[str, ...] = ()) -> int:
     """Run the program with reducers that have these flags; returns the exit status."""
     with Reducers(2, *flags, lanes=2 if mode == "open" else 1) as reducers:
         command = [program, ",".join(reducers.addresses), WORLD, ROUNDS, *files]
@@ -26,16 +31,20 @@ def run(program: str, mode: str, *flags: str, key: str = "", files: tuple[str, .
 
 
 def main() -> int:
+    program, *modes = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "key")
         path.touch(0o600)
         path.write_bytes(base64.urlsafe_b64encode(KEY.encode()))
         certs = Authority(Path(folder)).issue()
-        return (
-            run(sys.argv[1], "open")
-            or run(sys.argv[1], "psk", "--key-file", str(path), key=KEY)
-            or run(sys.argv[1], "tls", *certs.flags, files=(certs.cert, certs.key, certs.ca))
-        )
+        runs = {
+            "open": partial(_run, program, "open"),
+            "psk": partial(_run, program, "psk", "--key-file", str(path), key=KEY),
+            "tls": partial(
+                _run, program, "tls", *certs.flags, files=(certs.cert, certs.key, certs.ca)
+            ),
+        }
+        return max(runs[mode]() for mode in modes or runs)
 
 
 if __name__ == "__main__":
