@@ -21,6 +21,7 @@ from tests.support.torch_ranks import gloo_and_group
 
 STEPS = 12
 LAYERS = (nn.Linear(64, 700), nn.Linear(700, 64))  # several buckets of 0.1 MiB
+DOTS = (300, 5, 700)  # elements
 
 
 def _model() -> DistributedDataParallel:
@@ -74,6 +75,8 @@ def _reload(state: ReductionState) -> None:
     if state.feedback is not None:
         state.feedback.load_state_dict({})  # what was kept is lost
     state.load_state_dict(saved)
+    now, then = state.state_dict()["residuals"], saved["residuals"]
+    assert now.keys() == then.keys() and all(torch.equal(now[name], then[name]) for name in then)
 
 
 def test_error_feedback_makes_up_for_rounding_in_later_steps(
@@ -97,16 +100,14 @@ class Dot(nn.Module):
 class Dots(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.dots = nn.ModuleList(Dot(size) for size in (300, 5, 700))
+        self.dots = nn.ModuleList(Dot(size) for size in DOTS)
 
     def forward(self, inputs: Any) -> Any:
-        return sum(
-            dot(part) for dot, part in zip(self.dots, inputs.split((300, 5, 700)), strict=True)
-        )
+        return sum(dot(part) for dot, part in zip(self.dots, inputs.split(DOTS), strict=True))
 
 
 def _inputs(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(1005, generator=torch.Generator().manual_seed(100 * step + rank))
+    return torch.randn(sum(DOTS), generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def _moved(rank: int, world: int, addresses: list[str], job: str) -> dict[str, float]:
